@@ -6,9 +6,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# Programs go to bin/, plugins to bin/plugins/, where the agent looks for them. bin/pannier is the client, which executes
-# bin/pannier-agent, the whole program, for what it cannot do.
-PROGRAMS := host/cmd/pannier
+# Programs go to bin/, plugins to bin/plugins/, where the agent looks for them. bin/pannier executes bin/pannier-agent for
+# `pannier agent`.
+PROGRAMS := host/cmd/pannier host/cmd/pannier-agent
 PLUGINS  := csi-bridge sids consul-services envoy-bootstrap docker-volume web nomad-api
 BIN      := bin
 
@@ -48,8 +48,7 @@ help: ## Show the targets
 
 .PHONY: build
 build: plugins ## Build the programs into bin/ and the plugins into bin/plugins/
-	$(GO_BUILD) -ldflags '$(LDFLAGS) $(STAMP)' -o $(BIN)/pannier-agent ./host/cmd/pannier
-	$(GO_BUILD) -ldflags '$(LDFLAGS) $(STAMP)' -tags client -o $(BIN)/pannier ./host/cmd/pannier
+	$(GO_BUILD) -ldflags '$(LDFLAGS) $(STAMP)' -o $(BIN)/ $(PROGRAMS:%=./%)
 
 .PHONY: plugins
 plugins: ## Build csi-local into bin/ and the plugins into bin/plugins/
@@ -227,7 +226,6 @@ house: ## Print the rooms with their lines, budgets and arrows; fail when a room
 .PHONY: lint
 lint: house ## Check the Go code, its import rules, the rooms' budgets and the protobuf files
 	"$$(tools/tool golangci-lint)" run $(PACKAGES)
-	"$$(tools/tool golangci-lint)" run --build-tags client --tests=false ./host/cmd/pannier ./host/internal/cli
 	"$$(tools/tool buf)" lint
 
 .PHONY: proto
@@ -239,14 +237,13 @@ proto: ## Generate Go code from the protobuf files, beside them, and descriptors
 
 .PHONY: docs
 docs: ## Write the tables of conformance checks, planted bugs and attacks, beside their suites
-	@go test -count=1 ./host/internal/cli -run '^TestCommandReference$$' -update
 	@go test -count=1 ./sdk/conformance -run '^TestPage$$' -update
 	@go test -count=1 ./test/mutants -run '^TestPage$$' -update
 	@go test -count=1 ./test/attacks -run '^TestPage$$' -update
 
 .PHONY: man
 man: ## Write man pages of the commands to bin/man
-	@CGO_ENABLED=0 go test -trimpath -count=1 ./host/internal/cli -run '^TestManPages$$' -man $(CURDIR)/bin/man >/dev/null
+	@CGO_ENABLED=0 go test -trimpath -count=1 ./host/internal/cli ./host/internal/agentcli -run '^TestReference$$' -man $(CURDIR)/bin/man >/dev/null
 
 .PHONY: generate-check
 generate-check: proto ## Fail when the committed generated code is not what the protobuf files say

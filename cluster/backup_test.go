@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -17,15 +18,15 @@ func TestBackup(t *testing.T) {
 	t.Parallel()
 	alone := clustertest.Start(t)
 	register(t, alone, "theirs")
-	var backup bytes.Buffer
-	saved, err := alone.Save(within(t), &backup)
+	var file bytes.Buffer
+	saved, err := alone.Save(within(t), &file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if saved.Cluster != "" || saved.Index == 0 || saved.Size == 0 || saved.Server != "server-1" {
 		t.Errorf("saved %+v", saved)
 	}
-	if seen, err := cluster.Inspect(bytes.NewReader(backup.Bytes())); err != nil || seen != saved {
+	if seen, err := backup.Inspect(bytes.NewReader(file.Bytes())); err != nil || seen != saved {
 		t.Errorf("inspected %+v, %v; saved %+v", seen, err, saved)
 	}
 
@@ -33,12 +34,12 @@ func TestBackup(t *testing.T) {
 	c.WaitVoters(t, names(c.Hosts())...)
 	register(t, c.Client(), "ours")
 	everywhere(t, c, "ours")
-	if _, err := c.Follower(t).Restore(within(t), bytes.NewReader(backup.Bytes())); !errors.Is(err, command.ErrNotLeader) {
+	if _, err := c.Follower(t).Restore(within(t), bytes.NewReader(file.Bytes())); !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("restore on a follower: %v", err)
 	}
 	var restored cluster.Backup
 	clustertest.Eventually(t, "the ledger is restored through the present leader", func() bool {
-		restored, err = c.WaitLeader(t).Restore(within(t), bytes.NewReader(backup.Bytes()))
+		restored, err = c.WaitLeader(t).Restore(within(t), bytes.NewReader(file.Bytes()))
 		return !errors.Is(err, command.ErrUncertain) && !errors.Is(err, command.ErrNotLeader)
 	})
 	if err != nil || restored != saved {
@@ -71,11 +72,11 @@ func TestBackup(t *testing.T) {
 func TestBadBackup(t *testing.T) {
 	s := clustertest.Start(t)
 	register(t, s, "a")
-	var backup bytes.Buffer
-	if _, err := s.Save(within(t), &backup); err != nil {
+	var file bytes.Buffer
+	if _, err := s.Save(within(t), &file); err != nil {
 		t.Fatal(err)
 	}
-	good := backup.Bytes()
+	good := file.Bytes()
 	header := bytes.IndexByte(good, '\n')
 	tried := 0
 	refused := func(what string, at int, r io.Reader) {

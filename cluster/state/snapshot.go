@@ -112,12 +112,6 @@ func SnapshotIndex(r io.Reader) (uint64, error) {
 	return binary.BigEndian.Uint64(header[len(snapshotMagic)+1:]), nil
 }
 
-// CheckSnapshot reads a whole snapshot, verifies its checksum and returns its index. It does not decode the
-// records; Reindex does.
-func CheckSnapshot(r io.Reader) (uint64, error) {
-	return readSnapshot(r, func(byte, []byte) error { return nil })
-}
-
 // readSnapshot verifies a snapshot while it passes its records on, and returns its index. A record is valid during
 // the call only.
 func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint64, error) {

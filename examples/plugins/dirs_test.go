@@ -33,8 +33,8 @@ func TestDirsUnderAnAgent(t *testing.T) {
 // The configuration describes itself.
 func TestDirsInfo(t *testing.T) {
 	t.Parallel()
-	pannier, dirs := testbin.Build(t, "host/cmd/pannier"), testbin.BuildDir(t, "dirs")
-	out, err := exec.Command(pannier, "plugin", "info", dirs).CombinedOutput()
+	agent, dirs := testbin.Build(t, "host/cmd/pannier-agent"), testbin.BuildDir(t, "dirs")
+	out, err := exec.Command(agent, "plugin", "info", dirs).CombinedOutput()
 	if err != nil || !regexp.MustCompile(`(?m)^mode +string +0755 +the mode of the directories`).Match(out) {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -72,8 +72,8 @@ func TestNewPlugins(t *testing.T) {
 	for name, p := range all {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			newArgs := []string{"plugin", "new", p.kind, dir(name), "-lang", p.lang}
-			testArgs := []string{"plugin", "test", "-kind", p.kind, filepath.Join(dir(name), name)}
+			newArgs := []string{"agent", "plugin", "new", p.kind, dir(name), "-lang", p.lang}
+			testArgs := []string{"agent", "plugin", "test", "-kind", p.kind, filepath.Join(dir(name), name)}
 			var tools []string
 			if p.lang == "go" {
 				run(t, h.Command(append(newArgs, "-sdk", testbin.Root())...))
@@ -107,7 +107,7 @@ func TestNewPlugins(t *testing.T) {
 				build()
 				file := release(t, name, version)
 				installing.Lock() // a second installation at a time is refused
-				out, err := h.Command("plugin", "install", config, file).CombinedOutput()
+				out, err := h.Command("agent", "plugin", "install", config, file).CombinedOutput()
 				installing.Unlock()
 				if err != nil {
 					t.Fatalf("install %s: %v\n%s", file, err, out)

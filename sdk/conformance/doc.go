@@ -1,5 +1,5 @@
 // Package conformance tests a plugin's binary: it starts the binary as a host does, and reports for each check
-// whether it passed and, if not, how to correct the plugin. `pannier plugin test BINARY` does the same from a
+// whether it passed and, if not, how to correct the plugin. `pannier agent plugin test BINARY` does the same from a
 // command line; CHECKS.md lists the checks.
 //
 //	func TestConformance(t *testing.T) {

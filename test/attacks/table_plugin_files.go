@@ -44,7 +44,7 @@ var ofPluginFiles = []attack{
 	},
 	{
 		who: pluginServer, tries: "have another binary installed, or a part of one",
-		stops: "`pannier plugin install` checks sums, signatures and lengths before anything is run, and installs whole files; " +
+		stops: "`pannier agent plugin install` checks sums, signatures and lengths before anything is run, and installs whole files; " +
 			"https only",
 		pkg: installPkg, run: "^TestRefused$",
 		remains: "where neither `-sha256` nor a key is given: whatever the server has",

@@ -25,7 +25,7 @@ func measureCommands(b *testing.B, r *table.Section) {
 }
 `)
 	hello := helloWorld(b, h.Path("hello"))
-	client := testbin.Client(b)
+	client := testbin.Build(b, "host/cmd/pannier")
 	b.Setenv("PANNIER_ADDR", "unix://"+h.Socket())
 	var bare, version, runs table.Samples
 	for n := range measure.Turns(warmUp+turns, 20*time.Second) {
@@ -39,7 +39,7 @@ func measureCommands(b *testing.B, r *table.Section) {
 	r.Add(
 		bare.Row("a hello world in Go, p50", 0.5),
 		version.Row("pannier version, p50", 0.5),
-		table.Over("ratio to the hello world", version.Row("", 0.5), bare.Row("", 0.5)).Most(2),
+		table.Over("ratio to the hello world", version.Row("", 0.5), bare.Row("", 0.5)).Most(4),
 		runs.Row("pannier workload run -- true, with one volume, p50", 0.5).Most(40),
 	)
 }

@@ -26,7 +26,7 @@ type agent struct {
 // ready.
 func startAgent(b *testing.B, h *testhost.Host) *agent {
 	b.Helper()
-	cmd, logPath := exec.Command(h.Pannier, "agent", "-config", h.Path("agent.hcl")), h.Path("agent.log")
+	cmd, logPath := exec.Command(h.Agent, "-config", h.Path("agent.hcl")), h.Path("agent.log")
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		b.Fatal(err)

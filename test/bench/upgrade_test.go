@@ -28,7 +28,7 @@ func measureUpgrade(b *testing.B, r *table.Section) {
 	h := newHostWith(b, testhost.LocalDriver(b), "sids", "consul-services", "envoy-bootstrap")
 	var programs [2][]byte
 	for n := range programs {
-		data, err := os.ReadFile(testbin.BuildVersion(b, "host/cmd/pannier", fmt.Sprintf("%d.0.0", n+1)))
+		data, err := os.ReadFile(testbin.BuildVersion(b, "host/cmd/pannier-agent", fmt.Sprintf("%d.0.0", n+1)))
 		if err != nil {
 			b.Fatal(err)
 		}

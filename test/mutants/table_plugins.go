@@ -467,14 +467,14 @@ var plugins = []mutant{
 		pkg:  "./plugins/csi-bridge", run: "^TestConformance$/^csi-local$",
 	},
 	{
-		name: "kit-leaves-volumes", promise: "an interrupted `pannier plugin test` leaves neither volumes nor mounts",
+		name: "kit-leaves-volumes", promise: "an interrupted `pannier agent plugin test` leaves neither volumes nor mounts",
 		file: "sdk/conformance/volume.go",
 		old:  "	if err := l.do(ctx, \"Delete\", v.remove); err != nil {\n",
 		new:  "	if err := ctx.Err(); err != nil {\n",
 		pkg:  "./sdk/conformance", run: "^TestInterrupted$",
 	},
 	{
-		name: "kit-leaves-tokens", promise: "`pannier plugin test` leaves no token in Consul, even if the plugin does not revoke it",
+		name: "kit-leaves-tokens", promise: "`pannier agent plugin test` leaves no token in Consul, even if the plugin does not revoke it",
 		file: "sdk/conformance/run.go",
 		old:  "	r.revokeLeft(context.WithoutCancel(ctx))\n",
 		new:  "",

@@ -11,8 +11,8 @@ var workloads = []mutant{
 	{
 		name: "stop-lost-in-exec", promise: "a signal to stop ends a command at whatever moment it comes",
 		file: "host/internal/cli/cli.go",
-		old:  "	args := longFlags(root, o.Args)\n",
-		new:  "	args := longFlags(root, o.Args)\n	_, _ = untilSignal()\n",
+		old:  "	root := a.rootCommand()\n",
+		new:  "	root := a.rootCommand()\n	_, _ = untilSignal()\n",
 		pkg:  "./host/internal/cli", run: "^TestStopBeforeTheWholeProgram$",
 	},
 	{

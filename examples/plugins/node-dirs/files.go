@@ -1,4 +1,4 @@
-// Package nodedirs has the sources of the plugin node-dirs, which `pannier plugin new -lang node` begins with.
+// Package nodedirs has the sources of the plugin node-dirs, which `pannier agent plugin new -lang node` begins with.
 package nodedirs
 
 import "embed"

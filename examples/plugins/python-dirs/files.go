@@ -1,4 +1,4 @@
-// Package pythondirs has the sources of the plugin python-dirs, which `pannier plugin new -lang python` begins with.
+// Package pythondirs has the sources of the plugin python-dirs, which `pannier agent plugin new -lang python` begins with.
 package pythondirs
 
 import "embed"

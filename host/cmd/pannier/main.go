@@ -1,5 +1,4 @@
-// Command pannier is the agent of a host and the command line that talks to it. With the build tag client it is only
-// the latter, which starts in a third of the time and executes the whole program, pannier-agent, for what it cannot do.
+// Command pannier is the command line that talks to a host's agent. It executes pannier-agent for the agent itself.
 package main
 
 import (
@@ -13,14 +12,8 @@ import (
 var version, releaseKey string
 
 func main() {
-	options := cli.Options{
-		Name:       os.Args[0],
-		Args:       os.Args[1:],
-		Stdout:     os.Stdout,
-		Stderr:     os.Stderr,
-		Version:    buildversion.Of(version),
+	os.Exit(cli.Main(cli.Options{
+		Name: os.Args[0], Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr, Version: buildversion.Of(version),
 		ReleaseKey: releaseKey,
-	}
-	addAgent(&options)
-	os.Exit(cli.Main(options))
+	}))
 }

@@ -9,7 +9,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -89,7 +89,7 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 	}
 	check.NoError(t, stream.Err())
 	check.NoError(t, stream.Close())
-	b, err := cluster.Inspect(bytes.NewReader(saved.Bytes()))
+	b, err := backup.Inspect(bytes.NewReader(saved.Bytes()))
 	check.NoError(t, err)
 	if info.GetIndex() != b.Index || info.GetChecksum() != b.SHA256 || info.GetCreatedAt() == nil {
 		t.Errorf("told %v, it is %+v", info, b)

@@ -13,25 +13,24 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) aclCommand() *cobra.Command {
-	return a.noun("acl", "Access control: policies, roles and tokens",
+func (a *App) aclCommand() *cobra.Command {
+	return a.Noun("acl", "Access control: policies, roles and tokens",
 		a.aclBootstrap(), a.aclPolicyCommand(), a.aclRoleCommand(), a.aclTokenCommand())
 }
 
-func (a *app) aclBootstrap() *cobra.Command {
+func (a *App) aclBootstrap() *cobra.Command {
 	return &cobra.Command{
 		Use: "bootstrap", Short: "Make the first management token, once",
 		Long: `Make the first management token, once. Run it as root on a server, or with a
 certificate of the role cli. The secret is shown only once: keep it where only operators can
 read it. When all management tokens are lost, the error says how to make another.`,
 		Example: "pannier acl bootstrap",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error { return a.showNewToken(resp.GetToken(), resp.GetSecret()) })
+			return a.Print(resp, func() error { return a.showNewToken(resp.GetToken(), resp.GetSecret()) })
 		}),
 	}
 }
@@ -41,7 +40,7 @@ const tokenEnv = "PANNIER_TOKEN"
 
 // token is the secret to call with: that of the file, or of the environment. No flag takes
 // one: an argument list can be read by every user of the machine.
-func (a *app) token() (string, error) {
+func (a *App) token() (string, error) {
 	if a.tokenFile == "" {
 		return cleanToken(os.Getenv(tokenEnv), tokenEnv)
 	}
@@ -73,13 +72,13 @@ func cleanToken(text, from string) (string, error) {
 }
 
 // showNewToken shows a token with its secret, for the only time.
-func (a *app) showNewToken(t *hostv1.ACLToken, secret string) error {
+func (a *App) showNewToken(t *hostv1.ACLToken, secret string) error {
 	table := a.aclTokenTable(t)
-	table.row("Secret", secret)
-	if err := a.show(table); err != nil {
+	table.Row("Secret", secret)
+	if err := a.Show(table); err != nil {
 		return err
 	}
-	a.note("the secret is not shown again; call with it by -token-file FILE or %s", tokenEnv)
+	a.Note("the secret is not shown again; call with it by -token-file FILE or %s", tokenEnv)
 	return nil
 }
 
@@ -100,20 +99,19 @@ func aclNames[T any](list func(ctx context.Context, client *api.Client) ([]T, er
 // maxPolicy bounds a policy's file, in bytes; the agent takes 64 KiB.
 const maxPolicy = 1 << 20
 
-func (a *app) aclPolicyCommand() *cobra.Command {
-	return a.noun("policy", "Policies: what is allowed",
+func (a *App) aclPolicyCommand() *cobra.Command {
+	return a.Noun("policy", "Policies: what is allowed",
 		a.aclPolicyApply(), a.aclPolicyList(), a.aclPolicyRead(), a.aclPolicyDelete())
 }
 
-func (a *app) aclPolicyApply() *cobra.Command {
+func (a *App) aclPolicyApply() *cobra.Command {
 	var description string
 	cmd := &cobra.Command{
 		Use: "apply NAME FILE", Short: "Add a policy, or replace its rules",
 		Long: `Add a policy, or replace its rules. FILE has the rules in HCL or JSON; - is
 standard input. The policy "anonymous" applies to calls without a token.`,
 		Example: "pannier acl policy apply developers developers.hcl",
-		Args:    exactly("NAME", "FILE"),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			rules, err := readPolicy(args[1])
 			if err != nil {
 				return err
@@ -123,8 +121,8 @@ standard input. The policy "anonymous" applies to calls without a token.`,
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error {
-				a.note("policy %q is applied; give it to a token: pannier acl token create -policy %s", args[0], args[0])
+			return a.Print(resp, func() error {
+				a.Note("policy %q is applied; give it to a token: pannier acl token create -policy %s", args[0], args[0])
 				return nil
 			})
 		}),
@@ -138,14 +136,14 @@ func readPolicy(path string) (string, error) {
 	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
-			return "", &usageError{err: fmt.Errorf("read the policy: %w", err)}
+			return "", Usage("read the policy: %w", err)
 		}
 		defer f.Close()
 		in = f
 	}
 	text, err := io.ReadAll(io.LimitReader(in, maxPolicy))
 	if err != nil {
-		return "", &usageError{err: fmt.Errorf("read the policy: %w", err)}
+		return "", Usage("read the policy: %w", err)
 	}
 	return string(text), nil
 }
@@ -158,44 +156,43 @@ var policyNames = aclNames(func(ctx context.Context, client *api.Client) ([]*hos
 	return resp.GetPolicies(), nil
 }, (*hostv1.ACLPolicy).GetName)
 
-func (a *app) aclPolicyList() *cobra.Command {
+func (a *App) aclPolicyList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the policies; without a management token, your own",
 		Example: "pannier acl policy list",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				if len(resp.GetPolicies()) == 0 {
-					a.note("no policies; add one: pannier acl policy apply NAME FILE")
+					a.Note("no policies; add one: pannier acl policy apply NAME FILE")
 					return nil
 				}
-				t := newTable("NAME", "DESCRIPTION", "CHANGED")
+				t := NewTable("NAME", "DESCRIPTION", "CHANGED")
 				for _, p := range resp.GetPolicies() {
-					t.row(p.GetName(), p.GetDescription(), age(p.GetModifiedAt()))
+					t.Row(p.GetName(), p.GetDescription(), age(p.GetModifiedAt()))
 				}
-				return a.show(t)
+				return a.Show(t)
 			})
 		}),
 	}
 }
 
-func (a *app) aclPolicyRead() *cobra.Command {
+func (a *App) aclPolicyRead() *cobra.Command {
 	return &cobra.Command{
 		Use: "read NAME", Short: "Write a policy's rules to standard output",
-		Example: "pannier acl policy read developers",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(policyNames),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier acl policy read developers",
+		ValidArgsFunction: a.CompleteIDs(policyNames),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.GetACLPolicy(ctx, &hostv1.GetACLPolicyRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				for line := range strings.Lines(resp.GetPolicy().GetRules()) {
-					fmt.Fprintln(a.out, printable(strings.TrimSuffix(line, "\n")))
+					fmt.Fprintln(a.Out, printable(strings.TrimSuffix(line, "\n")))
 				}
 				return nil
 			})
@@ -203,49 +200,49 @@ func (a *app) aclPolicyRead() *cobra.Command {
 	}
 }
 
-func (a *app) aclPolicyDelete() *cobra.Command {
+func (a *App) aclPolicyDelete() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete NAME", Short: "Delete a policy; tokens and roles that have it lose what it allowed",
-		Example: "pannier acl policy delete developers",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(policyNames),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier acl policy delete developers",
+		ValidArgsFunction: a.CompleteIDs(policyNames),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.DeleteACLPolicy(ctx, &hostv1.DeleteACLPolicyRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
 			}
-			return a.print(resp, func() error { a.note("policy %q is deleted", args[0]); return nil })
+			return a.Print(resp, func() error { a.Note("policy %q is deleted", args[0]); return nil })
 		}),
 	}
 }
 
-func (a *app) aclRoleCommand() *cobra.Command {
-	return a.noun("role", "Roles: sets of policies",
+func (a *App) aclRoleCommand() *cobra.Command {
+	return a.Noun("role", "Roles: sets of policies",
 		a.aclRoleApply(), a.aclRoleList(), a.aclRoleRead(), a.aclRoleDelete())
 }
 
-func (a *app) aclRoleApply() *cobra.Command {
+func (a *App) aclRoleApply() *cobra.Command {
 	var description string
 	var policies []string
 	cmd := &cobra.Command{
 		Use: "apply NAME", Short: "Add a role, or replace its policies",
-		Example: "pannier acl role apply on-call -policy developers -policy operators",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(roleNames),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier acl role apply on-call -policy developers -policy operators",
+		ValidArgsFunction: a.CompleteIDs(roleNames),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.PutACLRole(ctx, &hostv1.PutACLRoleRequest{
 				Name: args[0], Description: description, Policies: policies,
 			})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
 			}
-			return a.print(resp, func() error {
-				a.note("role %q is applied; give it to a token: pannier acl token create -role %s", args[0], args[0])
+			return a.Print(resp, func() error {
+				a.Note("role %q is applied; give it to a token: pannier acl token create -role %s", args[0], args[0])
 				return nil
 			})
 		}),
 	}
 	cmd.Flags().StringVar(&description, "description", "", "what the role is for, as `TEXT`")
 	cmd.Flags().StringArrayVar(&policies, "policy", nil, "a policy's `NAME`; may be given more than once")
-	complete(cmd, "policy", a.completeIDs(policyNames))
+	completeFlag(cmd, "policy", a.CompleteIDs(policyNames))
 	require(cmd, "policy")
 	return cmd
 }
@@ -258,64 +255,63 @@ var roleNames = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv
 	return resp.GetRoles(), nil
 }, (*hostv1.ACLRole).GetName)
 
-func (a *app) aclRoleList() *cobra.Command {
+func (a *App) aclRoleList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the roles",
 		Example: "pannier acl role list",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				if len(resp.GetRoles()) == 0 {
-					a.note("no roles; add one: pannier acl role apply NAME -policy POLICY")
+					a.Note("no roles; add one: pannier acl role apply NAME -policy POLICY")
 					return nil
 				}
-				t := newTable("NAME", "POLICIES", "DESCRIPTION", "CHANGED")
+				t := NewTable("NAME", "POLICIES", "DESCRIPTION", "CHANGED")
 				for _, r := range resp.GetRoles() {
-					t.row(r.GetName(), listed(r.GetPolicies()), r.GetDescription(), age(r.GetModifiedAt()))
+					t.Row(r.GetName(), listed(r.GetPolicies()), r.GetDescription(), age(r.GetModifiedAt()))
 				}
-				return a.show(t)
+				return a.Show(t)
 			})
 		}),
 	}
 }
 
-func (a *app) aclRoleRead() *cobra.Command {
+func (a *App) aclRoleRead() *cobra.Command {
 	return &cobra.Command{
 		Use: "read NAME", Short: "Show a role",
-		Example: "pannier acl role read on-call",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(roleNames),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier acl role read on-call",
+		ValidArgsFunction: a.CompleteIDs(roleNames),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.GetACLRole(ctx, &hostv1.GetACLRoleRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl role list lists the roles")
 			}
-			return a.print(resp, func() error {
-				r, t := resp.GetRole(), newTable()
-				t.row("Name", r.GetName())
-				t.row("Description", r.GetDescription())
-				t.row("Policies", listed(r.GetPolicies()))
-				t.row("Changed", age(r.GetModifiedAt()))
-				return a.show(t)
+			return a.Print(resp, func() error {
+				r, t := resp.GetRole(), NewTable()
+				t.Row("Name", r.GetName())
+				t.Row("Description", r.GetDescription())
+				t.Row("Policies", listed(r.GetPolicies()))
+				t.Row("Changed", age(r.GetModifiedAt()))
+				return a.Show(t)
 			})
 		}),
 	}
 }
 
-func (a *app) aclRoleDelete() *cobra.Command {
+func (a *App) aclRoleDelete() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete NAME", Short: "Delete a role; tokens that have it lose what it allowed",
-		Example: "pannier acl role delete on-call",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(roleNames),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier acl role delete on-call",
+		ValidArgsFunction: a.CompleteIDs(roleNames),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.DeleteACLRole(ctx, &hostv1.DeleteACLRoleRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl role list lists the roles")
 			}
-			return a.print(resp, func() error { a.note("role %q is deleted", args[0]); return nil })
+			return a.Print(resp, func() error { a.Note("role %q is deleted", args[0]); return nil })
 		}),
 	}
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,21 +11,20 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) aclTokenCommand() *cobra.Command {
-	return a.noun("token", "Tokens of callers, with their policies and roles",
+func (a *App) aclTokenCommand() *cobra.Command {
+	return a.Noun("token", "Tokens of callers, with their policies and roles",
 		a.aclTokenCreate(), a.aclTokenList(), a.aclTokenRead(), a.aclTokenDelete(), a.aclTokenSelf())
 }
 
-func (a *app) aclTokenCreate() *cobra.Command {
+func (a *App) aclTokenCreate() *cobra.Command {
 	req := &hostv1.CreateACLTokenRequest{}
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use: "create", Short: "Make a token, and show its secret once",
 		Example: "pannier acl token create -name alice -policy developers -ttl 720h",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			if ttl < 0 {
-				return &usageError{err: fmt.Errorf("-ttl %s is not above 0", ttl), command: "pannier acl token create"}
+				return Usage("-ttl %s is not above 0", ttl)
 			}
 			if ttl > 0 {
 				req.Ttl = durationpb.New(ttl)
@@ -35,7 +33,7 @@ func (a *app) aclTokenCreate() *cobra.Command {
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl policy list and pannier acl role list list what there is")
 			}
-			return a.print(resp, func() error { return a.showNewToken(resp.GetToken(), resp.GetSecret()) })
+			return a.Print(resp, func() error { return a.showNewToken(resp.GetToken(), resp.GetSecret()) })
 		}),
 	}
 	flags := cmd.Flags()
@@ -44,8 +42,8 @@ func (a *app) aclTokenCreate() *cobra.Command {
 	flags.StringArrayVar(&req.Policies, "policy", nil, "a policy's `NAME`; may be given more than once")
 	flags.StringArrayVar(&req.Roles, "role", nil, "a role's `NAME`; may be given more than once")
 	flags.DurationVar(&ttl, "ttl", 0, "the `TIME` after which it expires, such as 8h (default: never)")
-	complete(cmd, "policy", a.completeIDs(policyNames))
-	complete(cmd, "role", a.completeIDs(roleNames))
+	completeFlag(cmd, "policy", a.CompleteIDs(policyNames))
+	completeFlag(cmd, "role", a.CompleteIDs(roleNames))
 	return cmd
 }
 
@@ -57,91 +55,89 @@ var tokenAccessors = aclNames(func(ctx context.Context, client *api.Client) ([]*
 	return resp.GetTokens(), nil
 }, (*hostv1.ACLToken).GetAccessor)
 
-func (a *app) aclTokenList() *cobra.Command {
+func (a *App) aclTokenList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the tokens, without their secrets",
 		Example: "pannier acl token list",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				if len(resp.GetTokens()) == 0 {
-					a.note("no tokens; make the first: pannier acl bootstrap")
+					a.Note("no tokens; make the first: pannier acl bootstrap")
 					return nil
 				}
-				t := newTable("ACCESSOR", "NAME", "TYPE", "POLICIES", "ROLES", "AGE", "EXPIRES")
+				t := NewTable("ACCESSOR", "NAME", "TYPE", "POLICIES", "ROLES", "AGE", "EXPIRES")
 				for _, k := range resp.GetTokens() {
-					t.row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()),
+					t.Row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()),
 						age(k.GetCreatedAt()), expires(k))
 				}
-				return a.show(t)
+				return a.Show(t)
 			})
 		}),
 	}
 }
 
 // expires is a cell with the time until a token expires.
-func expires(t *hostv1.ACLToken) cell {
+func expires(t *hostv1.ACLToken) Cell {
 	if at := t.GetExpiresAt(); at != nil && !at.AsTime().After(time.Now()) {
-		return cell{"expired", red}
+		return Cell{"expired", Red}
 	}
-	return cell{ahead(t.GetExpiresAt()), ""}
+	return Cell{ahead(t.GetExpiresAt()), ""}
 }
 
-func (a *app) aclTokenRead() *cobra.Command {
+func (a *App) aclTokenRead() *cobra.Command {
 	return &cobra.Command{
 		Use: "read ACCESSOR", Short: "Show a token, without its secret",
-		Example: "pannier acl token read 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
-		Args:    exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier acl token read 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
+		ValidArgsFunction: a.CompleteIDs(tokenAccessors),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.GetACLToken(ctx, &hostv1.GetACLTokenRequest{Accessor: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
 			}
-			return a.print(resp, func() error { return a.show(a.aclTokenTable(resp.GetToken())) })
+			return a.Print(resp, func() error { return a.Show(a.aclTokenTable(resp.GetToken())) })
 		}),
 	}
 }
 
-func (a *app) aclTokenDelete() *cobra.Command {
+func (a *App) aclTokenDelete() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete ACCESSOR", Short: "Delete a token; it is refused at once",
-		Example: "pannier acl token delete 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
-		Args:    exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier acl token delete 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
+		ValidArgsFunction: a.CompleteIDs(tokenAccessors),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.DeleteACLToken(ctx, &hostv1.DeleteACLTokenRequest{Accessor: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
 			}
-			return a.print(resp, func() error { a.note("token %s is deleted", args[0]); return nil })
+			return a.Print(resp, func() error { a.Note("token %s is deleted", args[0]); return nil })
 		}),
 	}
 }
 
-func (a *app) aclTokenSelf() *cobra.Command {
+func (a *App) aclTokenSelf() *cobra.Command {
 	return &cobra.Command{
 		Use: "self", Short: "Show the token of this call, and what it allows",
 		Example: "pannier acl token self",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error { return a.showSelf(resp) })
+			return a.Print(resp, func() error { return a.showSelf(resp) })
 		}),
 	}
 }
 
-func (a *app) showSelf(m *hostv1.GetACLSelfResponse) error {
-	t := newTable()
+func (a *App) showSelf(m *hostv1.GetACLSelfResponse) error {
+	t := NewTable()
 	if m.GetToken() != nil {
 		t = a.aclTokenTable(m.GetToken())
 	} else {
-		t.row("Accessor", "")
+		t.Row("Accessor", "")
 	}
 	may := "what these policies allow: "
 	for i, p := range m.GetPolicies() {
@@ -156,18 +152,18 @@ func (a *app) showSelf(m *hostv1.GetACLSelfResponse) error {
 	case len(m.GetPolicies()) == 0:
 		may = "nothing"
 	}
-	t.row("May do", may)
-	return a.show(t)
+	t.Row("May do", may)
+	return a.Show(t)
 }
 
-func (a *app) aclTokenTable(t *hostv1.ACLToken) *table {
-	out := newTable()
-	out.row("Accessor", t.GetAccessor())
-	out.row("Name", t.GetName())
-	out.row("Type", t.GetType())
-	out.row("Policies", listed(t.GetPolicies()))
-	out.row("Roles", listed(t.GetRoles()))
-	out.row("Created", age(t.GetCreatedAt()))
-	out.row("Expires", expires(t))
+func (a *App) aclTokenTable(t *hostv1.ACLToken) *Table {
+	out := NewTable()
+	out.Row("Accessor", t.GetAccessor())
+	out.Row("Name", t.GetName())
+	out.Row("Type", t.GetType())
+	out.Row("Policies", listed(t.GetPolicies()))
+	out.Row("Roles", listed(t.GetRoles()))
+	out.Row("Created", age(t.GetCreatedAt()))
+	out.Row("Expires", expires(t))
 	return out
 }

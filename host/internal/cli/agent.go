@@ -1,257 +1,68 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
-	"time"
+	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
-
-	"github.com/pannier/pannier/host/internal/system/process"
-	escape "github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/api"
-	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// agentOrders are the commands to a running agent.
-func (a *app) agentOrders() []*cobra.Command {
-	return []*cobra.Command{a.agentReload(), a.agentUpgrade(), a.agentStop(), a.agentLeave()}
-}
+// agentProgram is the other program: the agent, and the commands that need what the agent consists of. It is beside
+// this one, or in lib/pannier beside this one's folder, where packages install it. People type pannier agent for it.
+const agentProgram = "pannier-agent"
 
-const (
-	// stopPatience is how long the command waits for the agent's end. A -dev agent stops its
-	// workloads first.
-	stopPatience = time.Minute
-	// stopInterval is the pause between two checks for it.
-	stopInterval = 50 * time.Millisecond
-)
-
-func (a *app) agentStop() *cobra.Command {
-	var plugins bool
-	cmd := &cobra.Command{
-		Use: "stop", Short: "Stop the agent of this host, and wait until it has ended",
-		Long: `Stop the agent of this host, as SIGTERM does, and wait until it has ended. Workloads keep
-running, with their volumes and services. So do plugins and drivers when
-leave_plugins_on_stop is true, and the next agent finds all of them. -plugins stops
-them too.`,
-		Example: "pannier agent stop",
-		Args:    exactly(),
-		RunE:    a.do(func(ctx context.Context, _ []string) error { return a.stopAgent(ctx, plugins) }),
-	}
-	cmd.Flags().BoolVar(&plugins, "plugins", false, "stop the plugins, and the drivers that the agent runs, too")
-	return cmd
-}
-
-func (a *app) stopAgent(ctx context.Context, plugins bool) error {
-	client, err := a.api()
-	if err != nil {
-		return err
-	}
-	process, pid := listener(ctx, client, a.agentAddress())
-	if process != nil {
-		defer process.Close()
-	}
-	resp, err := client.Agent.Stop(ctx, &hostv1.StopRequest{Plugins: plugins})
-	if err != nil {
-		return err
-	}
-	a.note("the agent is stopping (pid %d)", resp.GetPid())
-	ctx, cancel := context.WithTimeout(ctx, stopPatience)
-	defer cancel()
-	if process != nil && int64(pid) == resp.GetPid() {
-		err = awaitEnd(ctx, process)
-	} else { // the agent is in another pid namespace
-		err = awaitSilence(ctx, client)
-	}
-	if err != nil {
-		return &hintError{
-			fmt.Errorf("the agent was asked to stop, and still runs: %w", err),
-			"its log says what it waits for",
-		}
-	}
-	return a.print(resp, func() error {
-		_, err := fmt.Fprintln(a.out, afterStop(resp))
-		return err
-	})
-}
-
-// afterStop describes what keeps running without the agent.
-func afterStop(m *hostv1.StopResponse) string {
-	lines := []string{"the agent is stopped"}
-	switch {
-	case m.GetWorkloads() == 0:
-	case m.GetWorkloadsStop():
-		lines = append(lines, fmt.Sprintf("%s stopped with the agent", was(m.GetWorkloads(), "workload")))
-	default:
-		lines = append(lines, fmt.Sprintf("%s running, with all that is mounted; the next agent finds them",
-			escape.Count(m.GetWorkloads(), "workload")+keeps(m.GetWorkloads())))
-	}
-	switch {
-	case !m.GetPluginsStop():
-		lines = append(lines, "plugins and drivers keep running; the next agent finds them")
-	case m.GetWorkloads() == 0 || m.GetWorkloadsStop():
-		lines = append(lines, "plugins, and the drivers that the agent ran, are stopped")
-	default:
-		lines = append(lines,
-			"plugins, and the drivers that the agent ran, are stopped; a volume that its driver serves by a process of its own (FUSE) "+
-				"cannot be read until the next agent has restarted it")
-	}
-	return strings.Join(lines, "\n")
-}
-
-func keeps(n int64) string {
-	if n == 1 {
-		return " keeps"
-	}
-	return " keep"
-}
-
-func was(n int64, noun string) string {
-	if n == 1 {
-		return escape.Count(n, noun) + " was"
-	}
-	return escape.Count(n, noun) + " were"
-}
-
-const (
-	// upgradePatience is how long the command waits for the outcome: the agent waits up to two minutes for calls.
-	upgradePatience = 3 * time.Minute
-	// upgradeInterval is the pause between two questions for it.
-	upgradeInterval = 20 * time.Millisecond
-)
-
-func (a *app) agentUpgrade() *cobra.Command {
+// agentCommand stands for the other program, which becomeAgent executes.
+func (a *App) agentCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "upgrade", Short: "Replace the program of this host's agent, without refusing a call",
-		Long: `Replace the program of this host's agent by the file that is now at its path, without refusing a
-call: calls are answered late, by some tenths of a second. The agent keeps its process id.
-Before that, the program must come up in a process of its own, with the agent's
-configuration and data; otherwise the agent goes on as before, and the command fails and
-says why. Workloads, plugins and drivers are not touched. The configuration is read again.`,
-		Example: "pannier agent upgrade",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			return a.upgradeAgent(ctx, client)
-		}),
+		Use: "agent", Short: "Run the agent of this host, reload, upgrade or stop it, and handle files of plugins",
+		DisableFlagParsing: true,
+		Run:                func(*cobra.Command, []string) {},
 	}
 }
 
-func (a *app) upgradeAgent(ctx context.Context, client *api.Client) error {
-	began, err := client.Agent.Upgrade(ctx, &hostv1.UpgradeRequest{})
+// becomeAgent executes the other program for pannier agent, and its completion. It returns nil for all other commands.
+// To be called before signals are caught: one that is caught here does not reach the other program.
+func (a *App) becomeAgent(root *cobra.Command) error {
+	args := a.Options.Args
+	program := []string{agentProgram}
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		program, args = append(program, args[0]), args[1:]
+	}
+	cmd, args, err := root.Find(longFlags(root, args))
+	if err != nil || cmd.CommandPath() != "pannier agent" {
+		return nil //nolint:nilerr // the command line is looked at once more
+	}
+	exe, err := os.Executable()
 	if err != nil {
-		return err
+		return fmt.Errorf("find this program's folder: %w", err)
 	}
-	a.note("the agent (pid %d) is being upgraded from %s to %s", began.GetPid(), began.GetFrom(), began.GetTo())
-	ctx, cancel := context.WithTimeout(ctx, upgradePatience)
-	defer cancel()
-	tick := time.NewTicker(upgradeInterval)
-	defer tick.Stop()
-	for {
-		status, err := client.Agent.Status(ctx, &hostv1.StatusRequest{})
-		if err != nil {
-			return &hintError{fmt.Errorf("the agent's upgrade began, and its outcome is not known: %w", err), "its log has it"}
-		}
-		if done := status.GetUpgrade(); done.GetAttempt() == began.GetAttempt() {
-			if done.GetError() != "" {
-				return fmt.Errorf("the agent was not upgraded, and goes on with %s: %s", done.GetFrom(), done.GetError())
-			}
-			return a.print(done, func() error {
-				return a.say(fmt.Sprintf("the agent is upgraded from %s to %s", done.GetFrom(), done.GetTo()))
-			})
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return &hintError{errors.New("the agent's upgrade began, and has not ended"), "its log says what it waits for"}
+	dir := filepath.Dir(exe)
+	beside, packaged := filepath.Join(dir, agentProgram), filepath.Join(filepath.Dir(dir), "lib/pannier", agentProgram)
+	for _, path := range []string{beside, packaged} {
+		err := syscall.Exec(path, append(program, args...), os.Environ())
+		if !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("execute %s: %w", path, err)
 		}
 	}
+	return Hinted(fmt.Errorf("this needs the program %s, which is neither %s nor %s", agentProgram, beside, packaged),
+		"install it in one of these places")
 }
 
-// listener opens a pidfd of the agent that listens on a unix socket, which ends later than the
-// socket; nil when it is unknown.
-func listener(ctx context.Context, client *api.Client, address string) (pidfd *os.File, pid int) {
-	path, ok := strings.CutPrefix(address, "unix://")
-	if !ok {
-		return nil, 0
+// agentsOwn are stand-ins for commands that only the other program has, with its name for them.
+func agentsOwn(noun string, names ...string) (all []*cobra.Command) {
+	for _, name := range names {
+		all = append(all, &cobra.Command{
+			Use: name, Hidden: true, DisableFlagParsing: true,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return Hinted(Usage("%s is a command of %s", cmd.CommandPath(), agentProgram), "run: pannier agent %s %s", noun,
+					name)
+			},
+		})
 	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, 0
-	}
-	defer conn.Close()
-	cred, err := process.AtSocket(conn.(*net.UnixConn))
-	if err != nil || cred.Pid == 0 {
-		return nil, 0
-	}
-	pid = int(cred.Pid)
-	if pid == 1 { // systemd has opened the socket, and runs the agent in its own pid namespace
-		status, err := client.Agent.Status(ctx, &hostv1.StatusRequest{})
-		if err != nil {
-			return nil, 0
-		}
-		pid = int(status.GetPid())
-	}
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil, 0
-	}
-	return os.NewFile(uintptr(fd), "pidfd"), pid
-}
-
-// awaitEnd waits until a process has ended: its pidfd is then readable.
-func awaitEnd(ctx context.Context, pidfd *os.File) error {
-	for {
-		fds := []unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, int(stopInterval.Milliseconds()))
-		switch {
-		case n > 0:
-			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err != nil && !errors.Is(err, unix.EINTR):
-			return fmt.Errorf("wait for its process: %w", err)
-		}
-	}
-}
-
-// awaitSilence waits until nobody answers.
-func awaitSilence(ctx context.Context, client *api.Client) error {
-	tick := time.NewTicker(stopInterval)
-	defer tick.Stop()
-	for {
-		_, err := client.Agent.Status(ctx, &hostv1.StatusRequest{})
-		if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-func (a *app) agentLeave() *cobra.Command {
-	return &cobra.Command{
-		Use: "leave", Short: "Make the agent leave its cluster for good, and stop it",
-		Long: `Make the agent leave its cluster for good, and stop it. Refused while workloads of its node
-have volumes: drain the node first.`,
-		Example: "pannier agent leave",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Members.Leave(ctx, &hostv1.LeaveRequest{})
-			if err != nil {
-				return err
-			}
-			return a.print(resp, func() error {
-				return a.say(
-					"the agent has left the cluster and is stopping; to forget its node, run pannier node purge on a server")
-			})
-		}),
-	}
+	return all
 }

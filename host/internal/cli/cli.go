@@ -16,11 +16,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/sdk/api"
 )
 
@@ -35,33 +36,58 @@ type Options struct {
 	Version string
 	// ReleaseKey is the public minisign key of releases; empty: none is built in.
 	ReleaseKey string
-	// RunAgent runs the agent until ctx is done and logs to the writer. Without it
-	// there is no agent command.
-	RunAgent func(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) error
-	// CheckAgent returns what would keep an agent with the configuration from working.
-	CheckAgent func(cfg *config.Agent) error
 }
 
-// Main runs one command and returns the exit code (see the constants).
+// Main runs one command of pannier and returns the exit code (see the constants).
 func Main(o Options) int {
-	a := &app{opts: o, out: o.Stdout, err: o.Stderr, patience: 30 * time.Second}
+	a := New(o)
 	if name := filepath.Base(o.Name); name == mountHelper || name == umountHelper {
 		ctx, stop := untilSignal()
 		defer stop()
 		return a.mountMain(ctx, name)
 	}
 	root := a.rootCommand()
-	args := longFlags(root, o.Args)
-	if err := a.become(root, args); err != nil { // before signals are caught, which would not reach the other program
+	if err := a.becomeAgent(root); err != nil {
 		return a.report(err)
 	}
+	return a.Run(root)
+}
+
+// App is what the commands of a program share in one run.
+type App struct {
+	Options  Options
+	Out, Err io.Writer
+	// The global flags.
+	address, namespace, format string
+	tokenFile                  string
+	noColor                    bool
+	client                     *api.Client
+	traces                     *tracing.Tracer
+	// started is set when a command's own work begins: later errors are not of usage.
+	started bool
+	// patience bounds how long a repeatable call is retried while the agent is down.
+	patience time.Duration
+}
+
+// New returns the state of one run.
+func New(o Options) *App {
+	return &App{Options: o, Out: o.Stdout, Err: o.Stderr, patience: 30 * time.Second}
+}
+
+// flushPatience is how long a command's end waits until the collector has taken its spans.
+const flushPatience = 500 * time.Millisecond
+
+// Run executes the command that the arguments name, and returns the exit code.
+func (a *App) Run(root *cobra.Command) int {
 	ctx, stop := untilSignal()
 	defer stop()
-	root.SetArgs(args)
-	root.SetOut(a.out)
-	root.SetErr(a.err)
+	root.SetArgs(longFlags(root, a.Options.Args))
+	root.SetOut(a.Out)
+	root.SetErr(a.Err)
 	var err error
-	if a.traces, err = a.openTraces(ctx); err != nil {
+	if a.traces, err = tracing.Open(ctx, tracing.Config{
+		Program: "pannier", Version: a.Options.Version, Log: hclog.New(&hclog.LoggerOptions{Output: a.Err}),
+	}); err != nil {
 		return a.report(err)
 	}
 	err = root.ExecuteContext(ctx)
@@ -73,8 +99,8 @@ func Main(o Options) int {
 	if err == nil {
 		return ExitOK
 	}
-	if !a.started {
-		err = a.wrongUsage(root, err)
+	if usage := (*usageError)(nil); !a.started && !errors.As(err, &usage) { // one of cobra's own
+		err = &usageError{err: err, command: root.CommandPath()}
 	}
 	return a.report(err)
 }
@@ -88,45 +114,25 @@ func untilSignal() (context.Context, context.CancelFunc) {
 	return signal.NotifyContext(context.Background(), signals...)
 }
 
-// flushPatience is how long a command's end waits until the collector has taken its spans.
-const flushPatience = 500 * time.Millisecond
-
-// app is the state that the commands share in one run.
-type app struct {
-	opts     Options
-	out, err io.Writer
-	// The global flags.
-	address, namespace, format string
-	tokenFile                  string
-	noColor                    bool
-	client                     *api.Client
-	traces                     *tracer
-	// started is set when a command's own work begins: later errors are not of usage.
-	started bool
-	// patience bounds how long a repeatable call is retried while the
-	// agent is down.
-	patience time.Duration
+func (a *App) rootCommand() *cobra.Command {
+	return a.Root(a.Noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
+		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
+		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(), a.aclCommand(),
+		a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.monitorCommand(), a.setupCommand(), a.importCommand(),
+		a.doctorCommand(), a.debugCommand(), a.selfCommand(), a.completionCommand(), a.agentCommand()))
 }
 
-// nouns are the root's commands that the client has too.
-func (a *app) nouns() map[string]func() *cobra.Command {
-	return map[string]func() *cobra.Command{
-		"volume": a.volumeCommand, "driver": a.driverCommand, "device": a.deviceCommand, "plugin": a.pluginCommand,
-		"workload": a.workloadCommand, "token": a.tokenCommand, "node": a.nodeCommand, "server": a.serverCommand,
-		"operator": a.operatorCommand, "keyring": a.keyringCommand, "system": a.systemCommand, "acl": a.aclCommand,
-		"tls": a.tlsCommand, "events": a.eventsCommand, "status": a.statusCommand, "monitor": a.monitorCommand,
-		"self": a.selfCommand, "version": a.versionCommand,
-	}
-}
-
-func (a *app) rootCommand() *cobra.Command {
-	root := a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host")
-	for name, command := range a.nouns() {
-		if a.wants(name) {
-			root.AddCommand(command())
+// Root adds to the root of a program's commands what both programs have.
+func (a *App) Root(root *cobra.Command) *cobra.Command {
+	root.AddCommand(a.versionCommand())
+	// Not cobra's own, whose template would keep the linker from leaving out methods that nothing calls.
+	version, run := root.Flags().BoolP("version", "v", false, "show the version"), root.RunE
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		if *version {
+			return a.Say("pannier %s", a.Options.Version)
 		}
+		return run(cmd, args)
 	}
-	a.completeRoot(root)
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -141,16 +147,17 @@ func (a *app) rootCommand() *cobra.Command {
 		"the `file` with the secret of the ACL token to call with (default: what PANNIER_TOKEN has)")
 	flags.StringVarP(&a.format, "output", "o", formatTable, "output `format`: table or json")
 	flags.BoolVar(&a.noColor, "no-color", false, "no colours (also: NO_COLOR)")
+	complete(root)
 	return root
 }
 
-// noun returns a command that only has subcommands.
-func (a *app) noun(use, short string, commands ...*cobra.Command) *cobra.Command {
+// Noun returns a command that only has subcommands.
+func (a *App) Noun(use, short string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				cmd.SetOut(a.err)
+				cmd.SetOut(a.Err)
 				return errors.Join(cmd.Help(), silentExit(ExitUsage))
 			}
 			err := fmt.Errorf("unknown command %q", args[0])
@@ -163,39 +170,54 @@ func (a *app) noun(use, short string, commands ...*cobra.Command) *cobra.Command
 		Args: cobra.ArbitraryArgs,
 	}
 	cmd.AddCommand(commands...)
-	nameLists(commands)
 	return cmd
 }
 
-// nameLists lets a noun's list be called by the names that people try.
-func nameLists(commands []*cobra.Command) {
-	named := func(name string) func(*cobra.Command) bool {
-		return func(c *cobra.Command) bool { return c.Name() == name }
-	}
-	if i := slices.IndexFunc(commands, named("list")); i >= 0 {
-		commands[i].Aliases = []string{"ls"}
-	} else if i := slices.IndexFunc(commands, named("status")); i >= 0 && strings.HasPrefix(commands[i].Use, "status [") {
-		commands[i].Aliases = []string{"list", "ls"} // without an argument it is one
-	}
-}
-
-// do wraps a command's work with what all commands have in common.
-func (a *app) do(work func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := a.checkFormat(cmd); err != nil {
-			return &usageError{err: err, command: cmd.CommandPath()}
+// complete gives the commands below one what follows from their names: the check of arguments, an example, and for a
+// noun's list the names that people try.
+func complete(cmd *cobra.Command) {
+	listed := false
+	for _, sub := range cmd.Commands() {
+		complete(sub)
+		switch {
+		case sub.HasSubCommands():
+			continue
+		case sub.Args == nil && !sub.DisableFlagParsing:
+			sub.Args = checkArgs
 		}
-		a.started = true
-		return work(cmd.Context(), args)
+		sub.Example = cmp.Or(sub.Example, sub.CommandPath())
+		if sub.Name() == "list" {
+			sub.Aliases, listed = []string{"ls"}, true
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		if !listed && strings.HasPrefix(sub.Use, "status [") { // without an argument it is one
+			sub.Aliases = []string{"list", "ls"}
+		}
 	}
 }
 
-// withClient is do for work that calls the agent.
-func (a *app) withClient(work func(ctx context.Context, client *api.Client, args []string) error) func(*cobra.Command,
+// Do wraps a command's work with what all commands have in common.
+func (a *App) Do(work func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		err := a.checkFormat(cmd)
+		if err == nil {
+			a.started = true
+			err = work(cmd.Context(), args)
+		}
+		if wrong := (*usageError)(nil); errors.As(err, &wrong) {
+			wrong.command = cmd.CommandPath()
+		}
+		return err
+	}
+}
+
+// WithClient is Do for work that calls the agent.
+func (a *App) WithClient(work func(ctx context.Context, client *api.Client, args []string) error) func(*cobra.Command,
 	[]string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		return a.do(func(ctx context.Context, args []string) (err error) {
-			client, err := a.api()
+		return a.Do(func(ctx context.Context, args []string) (err error) {
+			client, err := a.Client()
 			if err != nil {
 				return err
 			}
@@ -206,31 +228,31 @@ func (a *app) withClient(work func(ctx context.Context, client *api.Client, args
 	}
 }
 
-// api returns the client for the address of the flag or the environment.
-func (a *app) api() (*api.Client, error) {
+// Client returns the client for the address of the flag or the environment.
+func (a *App) Client() (*api.Client, error) {
 	if a.client != nil {
 		return a.client, nil
 	}
 	secret, err := a.token()
 	if err != nil {
-		return nil, &usageError{err: err}
+		return nil, Usage("%w", err)
 	}
-	client, err := api.New(a.agentAddress(), api.WithToken(secret), api.WithTLS(tlsFromEnvironment()),
+	client, err := api.New(a.Address(), api.WithToken(secret), api.WithTLS(tlsFromEnvironment()),
 		api.WithInterceptors(a.traces.Connect()...))
 	if err != nil {
-		return nil, &usageError{err: err}
+		return nil, Usage("%w", err)
 	}
 	a.client = client
 	return client, nil
 }
 
-// agentAddress returns the address of the flag or the environment.
-func (a *app) agentAddress() string {
+// Address returns the address of the flag or the environment.
+func (a *App) Address() string {
 	return cmp.Or(a.address, os.Getenv("PANNIER_ADDR"), api.DefaultAddress)
 }
 
 // namespaceOr returns the namespace of the flag or the environment, or another.
-func (a *app) namespaceOr(other string) string {
+func (a *App) namespaceOr(other string) string {
 	if a.namespace != "" {
 		return a.namespace
 	}
@@ -240,9 +262,9 @@ func (a *app) namespaceOr(other string) string {
 	return other
 }
 
-// note writes a line for people to standard error.
-func (a *app) note(format string, args ...any) {
-	fmt.Fprintln(a.err, printable(fmt.Sprintf(format, args...)))
+// Note writes a line for people to standard error.
+func (a *App) Note(format string, args ...any) {
+	fmt.Fprintln(a.Err, printable(fmt.Sprintf(format, args...)))
 }
 
 // isTerminal reports whether a stream is a terminal.
@@ -252,7 +274,7 @@ func isTerminal(w io.Writer) bool {
 }
 
 // colored reports whether a stream takes colours (https://no-color.org).
-func (a *app) colored(w io.Writer) bool {
+func (a *App) colored(w io.Writer) bool {
 	return !a.noColor && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)
 }
 
@@ -264,8 +286,8 @@ type version struct {
 	Platform string `json:"platform"`
 }
 
-func (a *app) version() version {
-	v := version{Version: a.opts.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+func (a *App) version() version {
+	v := version{Version: a.Options.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, setting := range info.Settings {
 			if setting.Key == "vcs.revision" {
@@ -284,18 +306,12 @@ func (v version) String() string {
 	return text
 }
 
-func (a *app) versionCommand() *cobra.Command {
+func (a *App) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Show this program's version",
-		Example: "pannier version",
-		Args:    exactly(),
-		RunE: a.do(func(context.Context, []string) error {
+		RunE: a.Do(func(context.Context, []string) error {
 			v := a.version()
-			if a.format == formatJSON {
-				return a.printValue(v)
-			}
-			_, err := fmt.Fprintln(a.out, v)
-			return err
+			return a.Done(v, "%s", v)
 		}),
 	}
 }

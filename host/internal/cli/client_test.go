@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,39 +14,11 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// client copies the client into a folder, without the whole program beside it.
-func client(t *testing.T) (bin string) {
-	t.Helper()
-	bin = t.TempDir()
-	program := check.Must(os.ReadFile(testbin.ClientVersion(t, "1.2.3")))(t)
-	check.NoError(t, os.WriteFile(filepath.Join(bin, "pannier"), program, 0o755)) //nolint:gosec // it is an executable
-	return bin
-}
-
-// With the client in front, every script has the same result.
-func TestScriptsWithTheClient(t *testing.T) {
-	bin := client(t)
-	whole := check.Must(exec.LookPath("pannier"))(t) // of TestMain
-	check.NoError(t, os.Symlink(whole, filepath.Join(bin, "pannier-agent")))
-	runScripts(t, bin)
-}
-
-func TestTheClientWithoutTheWholeProgram(t *testing.T) {
-	pannier := filepath.Join(client(t), "pannier")
-	if out, err := exec.Command(pannier, "version").Output(); err != nil || !strings.HasPrefix(string(out), "pannier 1.2.3 (") {
-		t.Errorf("version: %v: %s", err, out)
-	}
-	out, err := exec.Command(pannier, "agent", "-dev").CombinedOutput()
-	exit := (*exec.ExitError)(nil)
-	if !errors.As(err, &exit) || exit.ExitCode() != ExitError || !strings.Contains(string(out), pannier+"-agent nor ") {
-		t.Errorf("agent: %v: %s", err, out)
-	}
-}
-
-// A signal to stop ends a command at whatever moment it comes: the client catches none that the whole program would not
-// get.
+// A signal to stop ends a command at whatever moment it comes: pannier catches none that the agent would not get.
 func TestStopBeforeTheWholeProgram(t *testing.T) {
-	bin := client(t)
+	bin := t.TempDir()
+	program := check.Must(os.ReadFile(testbin.Build(t, "host/cmd/pannier")))(t)
+	check.NoError(t, os.WriteFile(filepath.Join(bin, "pannier"), program, 0o755)) //nolint:gosec // it is an executable
 	sleeps := []byte("#!/bin/sh\nexec sleep 300\n")
 	check.NoError(t, os.WriteFile(filepath.Join(bin, "pannier-agent"), sleeps, 0o755)) //nolint:gosec // it is an executable
 	for after := range 50 {
@@ -64,36 +35,28 @@ func TestStopBeforeTheWholeProgram(t *testing.T) {
 	}
 }
 
-// What takes long to initialize, or keeps the linker from leaving out methods that nothing calls, is not in the client.
+// What takes long to initialize or to link is in the agent's program only.
 func TestTheClientIsSmall(t *testing.T) {
-	cmd := exec.Command("go", "list", "-deps", "-tags", "client", "./host/cmd/pannier")
+	cmd := exec.Command("go", "list", "-deps", "./host/cmd/pannier")
 	cmd.Dir = testbin.Root()
 	for pkg := range strings.FieldsSeq(string(check.Must(cmd.Output())(t))) {
 		for _, heavy := range []string{
-			"encoding/gob", "github.com/dgraph-io/", "github.com/hashicorp/raft", "github.com/prometheus/", "go.opentelemetry.io/",
-			"google.golang.org/grpc", "oras.land/", "github.com/pannier/pannier/host/internal/agent",
+			"github.com/dgraph-io/", "github.com/hashicorp/go-plugin", "github.com/hashicorp/raft",
+			"github.com/prometheus/", "oras.land/", "github.com/pannier/pannier/cluster/state",
+			"github.com/pannier/pannier/host/internal/agent", "github.com/pannier/pannier/host/internal/apiserver",
 		} {
 			if strings.HasPrefix(pkg, heavy) {
-				t.Errorf("the client imports %s", pkg)
+				t.Errorf("pannier imports %s", pkg)
 			}
 		}
 	}
 }
 
-func TestNounsHaveTheirNames(t *testing.T) {
-	a := &app{}
-	for name, command := range a.nouns() {
-		if got := command().Name(); got != name {
-			t.Errorf("the command %s is listed as %s", got, name)
-		}
-	}
-}
-
 func TestMemberStatus(t *testing.T) {
-	for status, want := range map[discovery.Status]color{
-		discovery.Alive: green, discovery.Failed: red, discovery.Leaving: yellow,
+	for status, want := range map[discovery.Status]Color{
+		discovery.Alive: Green, discovery.Failed: Red, discovery.Leaving: Yellow,
 	} {
-		if got := memberStatus(string(status)); got != (cell{string(status), want}) {
+		if got := memberStatus(string(status)); got != (Cell{string(status), want}) {
 			t.Errorf("%s is shown as %v", status, got)
 		}
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -19,8 +20,8 @@ type lister func(ctx context.Context, client *api.Client, namespace string) ([]s
 
 type completer func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
-// completeIDs completes the first argument with the agent's ids.
-func (a *app) completeIDs(list lister) completer {
+// CompleteIDs completes the first argument with the agent's ids.
+func (a *App) CompleteIDs(list lister) completer {
 	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -29,8 +30,8 @@ func (a *app) completeIDs(list lister) completer {
 	}
 }
 
-// complete completes a flag's value.
-func complete(cmd *cobra.Command, flag string, values completer) {
+// completeFlag completes a flag's value.
+func completeFlag(cmd *cobra.Command, flag string, values completer) {
 	// It fails only for an unknown flag.
 	_ = cmd.RegisterFlagCompletionFunc(flag,
 		func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
@@ -39,7 +40,7 @@ func complete(cmd *cobra.Command, flag string, values completer) {
 }
 
 // completeFileOrID completes the first argument with ids and files.
-func (a *app) completeFileOrID(list lister) completer {
+func (a *App) completeFileOrID(list lister) completer {
 	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -57,10 +58,10 @@ func completeSpec(_ *cobra.Command, args []string, _ string) ([]string, cobra.Sh
 }
 
 // ids returns the ids that start with what was typed; none when the agent does not answer.
-func (a *app) ids(cmd *cobra.Command, list lister, typed string) []string {
+func (a *App) ids(cmd *cobra.Command, list lister, typed string) []string {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
 	defer cancel()
-	client, err := a.api()
+	client, err := a.Client()
 	if err != nil {
 		return nil
 	}
@@ -129,5 +130,29 @@ func workloadIDsOf(node *string) lister {
 			ids = append(ids, w.GetSpec().GetId())
 		}
 		return ids, nil
+	}
+}
+
+func (a *App) completionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "completion bash|zsh|fish", Short: "Write a completion script for a shell",
+		Long: `Write a completion script for a shell to standard output. It completes ids too, when the
+agent can be reached.`,
+		Example: `source <(pannier completion bash)
+pannier completion zsh > "${fpath[1]}/_pannier"
+pannier completion fish > ~/.config/fish/completions/pannier.fish`,
+		ValidArgs: []string{"bash", "zsh", "fish"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			root := cmd.Root()
+			switch args[0] {
+			case "bash":
+				return root.GenBashCompletionV2(a.Out, true)
+			case "zsh":
+				return root.GenZshCompletion(a.Out)
+			case "fish":
+				return root.GenFishCompletion(a.Out, true)
+			}
+			return &usageError{err: fmt.Errorf("shell %q is not one of bash, zsh, fish", args[0]), command: cmd.CommandPath()}
+		},
 	}
 }

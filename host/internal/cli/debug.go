@@ -1,5 +1,3 @@
-//go:build !client
-
 package cli
 
 import (
@@ -19,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/host/internal/cli/bundle"
+	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/doctor"
 	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
@@ -32,7 +31,7 @@ const (
 	debugLines = 2000
 )
 
-func (a *app) debugCommand() *cobra.Command {
+func (a *App) debugCommand() *cobra.Command {
 	var paths []string
 	var during time.Duration
 	cmd := &cobra.Command{
@@ -50,22 +49,21 @@ one, or else the whole file, is left out. Secrets of volumes are not known here;
 them to nobody. errors.txt in the archive names what is missing, and why.`,
 		Example: `pannier debug
 pannier debug -duration 10s /tmp/pannier.tar.gz`,
-		Args: between(0, "FILE"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		RunE: a.Do(func(ctx context.Context, args []string) error {
 			if during < 0 || during > time.Minute {
-				return &usageError{err: errors.New("-duration: from 0s to 1m")}
+				return Usage("-duration: from 0s to 1m")
 			}
 			return a.debug(ctx, strings.Join(args, ""), paths, during)
 		}),
 	}
 	cmd.Flags().StringArrayVar(&paths, "config", nil, "`PATH` of the agent's configuration; may be given more than once "+
-		"(default: the agent's own, or "+packagedConfig+" if the agent does not answer)")
+		"(default: the agent's own, or "+config.SystemDir+" if the agent does not answer)")
 	cmd.Flags().DurationVar(&during, "duration", 0, "how long to profile the agent's use of the processor, at most 1m")
 	return cmd
 }
 
-func (a *app) debug(ctx context.Context, path string, paths []string, during time.Duration) error {
-	client, err := a.api()
+func (a *App) debug(ctx context.Context, path string, paths []string, during time.Duration) error {
+	client, err := a.Client()
 	if err != nil {
 		return err
 	}
@@ -83,27 +81,27 @@ func (a *app) debug(ctx context.Context, path string, paths []string, during tim
 	path = cmp.Or(path, folder+".tar.gz")
 	sum, err := c.WriteFile(path, folder)
 	if errors.Is(err, fs.ErrExist) {
-		return &hintError{&codeError{fmt.Errorf("%s already exists", path), ExitRefused}, "name another file"}
+		return Hinted(Coded(ExitRefused, fmt.Errorf("%s already exists", path)), "name another file")
 	}
 	if err != nil {
 		return err
 	}
-	if a.format == formatJSON {
-		return a.printValue(struct {
-			File string `json:"file"`
-			bundle.Summary
-		}{path, sum})
-	}
-	for _, line := range sum.Missing {
-		a.note("missing: %s", line)
-	}
-	return a.say(fmt.Sprintf("wrote %s: %s", path, escape.Count(sum.Files, "file")))
+	written := struct {
+		File string `json:"file"`
+		bundle.Summary
+	}{path, sum}
+	return a.Print(written, func() error {
+		for _, line := range sum.Missing {
+			a.Note("missing: %s", line)
+		}
+		return a.Say("wrote %s: %s", path, escape.Count(sum.Files, "file"))
+	})
 }
 
 // collection is a bundle that is being filled.
 type collection struct {
 	bundle.Bundle
-	a      *app
+	a      *App
 	client *api.Client
 	config []string // paths of the agent's configuration
 	name   string   // the node's; empty: not known
@@ -130,14 +128,14 @@ func (c *collection) collect(ctx context.Context, during time.Duration) {
 		c.Missing("the search for secrets", fmt.Errorf("those in the agent's configuration were not searched for: %w",
 			cmp.Or(patient.ConfigErr, errors.New("it is not known where that is"))))
 	}
-	c.text("doctor.txt", func(a *app) error {
+	c.text("doctor.txt", func(a *App) error {
 		found, err := doctor.Examine(ctx, patient)
 		return errors.Join(err, a.showFindings(found))
 	})
 	status := collectAnswer(ctx, c, "status", c.client.Agent.Status, &hostv1.StatusRequest{})
 	if status != nil {
 		c.name = status.GetName()
-		c.text("status.txt", func(a *app) error { return a.showStatus(status) })
+		c.text("status.txt", func(a *App) error { return a.showStatus(status) })
 	}
 	collectAnswer(ctx, c, "volumes", c.client.Volumes.ListVolumes, &hostv1.ListVolumesRequest{})
 	collectAnswer(ctx, c, "workloads", c.client.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{})
@@ -152,28 +150,28 @@ func (c *collection) collect(ctx context.Context, during time.Duration) {
 }
 
 // text adds what a command shows to people.
-func (c *collection) text(name string, show func(a *app) error) {
+func (c *collection) text(name string, show func(a *App) error) {
 	shown := *c.a
-	shown.out, shown.err, shown.format, shown.noColor = c.File(name), c.File(name), formatTable, true
+	shown.Out, shown.Err, shown.format, shown.noColor = c.File(name), c.File(name), formatTable, true
 	c.Missing(name, show(&shown))
 }
 
 // message adds a message as JSON.
 func (c *collection) message(name string, m proto.Message, indent string) {
 	shown := *c.a
-	shown.out = c.File(name)
-	c.Missing(name, shown.printJSON(m, indent))
+	shown.Out = c.File(name)
+	c.Missing(name, shown.writeJSON(m, indent))
 }
 
 // versions adds those of this program and of the kernel.
 func (c *collection) versions() {
-	c.text("versions.txt", func(a *app) error {
+	c.text("versions.txt", func(a *App) error {
 		var kernel unix.Utsname
 		if err := unix.Uname(&kernel); err != nil {
 			return err
 		}
 		hosts := unix.ByteSliceToString(kernel.Release[:]) + " " + unix.ByteSliceToString(kernel.Version[:])
-		return errors.Join(a.say(a.version().String()), a.say("kernel "+hosts))
+		return errors.Join(a.Say("%s", a.version().String()), a.Say("kernel %s", hosts))
 	})
 }
 

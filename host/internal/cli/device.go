@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -15,36 +14,34 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) deviceCommand() *cobra.Command {
-	return a.noun("device", "Devices of this node, such as GPUs", a.deviceList(), a.deviceStats())
+func (a *App) deviceCommand() *cobra.Command {
+	return a.Noun("device", "Devices of this node, such as GPUs", a.deviceList(), a.deviceStats())
 }
 
-func (a *app) deviceList() *cobra.Command {
+func (a *App) deviceList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the devices, and which workload has which",
 		Example: "pannier device list",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Devices.ListDevices(ctx, &hostv1.ListDevicesRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error { return a.showDevices(resp.GetGroups()) })
+			return a.Print(resp, func() error { return a.showDevices(resp.GetGroups()) })
 		}),
 	}
 }
 
-func (a *app) deviceStats() *cobra.Command {
+func (a *App) deviceStats() *cobra.Command {
 	var interval time.Duration
 	cmd := &cobra.Command{
 		Use: "stats", Short: "Show how the devices are used",
 		Long: `Show how the devices are used, as far as their plugins report it. With -o json each answer
 is one line.`,
 		Example: "pannier device stats -interval 5s",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			if interval < 0 || interval > 0 && interval < 100*time.Millisecond {
-				return &usageError{err: errors.New("-interval: 100ms at least")}
+				return Usage("-interval: 100ms at least")
 			}
 			stream, err := client.Devices.DeviceStats(ctx, &hostv1.DeviceStatsRequest{IntervalMs: interval.Milliseconds()})
 			if err != nil {
@@ -52,7 +49,8 @@ is one line.`,
 			}
 			defer stream.Close()
 			for stream.Receive() {
-				if err := a.showDeviceStats(stream.Msg()); err != nil {
+				m := stream.Msg()
+				if err := a.printLine(m, func() error { return a.showDeviceStats(m) }); err != nil {
 					return err
 				}
 			}
@@ -66,44 +64,41 @@ is one line.`,
 	return cmd
 }
 
-func (a *app) showDevices(groups []*hostv1.DeviceGroup) error {
+func (a *App) showDevices(groups []*hostv1.DeviceGroup) error {
 	if len(groups) == 0 {
-		a.note("no devices; a device plugin in the agent's plugin_dir reports them")
+		a.Note("no devices; a device plugin in the agent's plugin_dir reports them")
 		return nil
 	}
-	t := newTable("GROUP", "ID", "HEALTH", "WORKLOAD", "PLUGIN", "LOCALITY", "ATTRIBUTES", "MESSAGE")
+	t := NewTable("GROUP", "ID", "HEALTH", "WORKLOAD", "PLUGIN", "LOCALITY", "ATTRIBUTES", "MESSAGE")
 	for _, g := range groups {
 		for _, d := range g.GetDevices() {
 			holder := d.GetWorkload()
 			if holder != "" {
 				holder = d.GetNamespace() + "/" + holder
 			}
-			t.row(strings.Join([]string{g.GetVendor(), g.GetType(), g.GetName()}, "/"), d.GetId(), healthy(d.GetHealthy()),
+			t.Row(strings.Join([]string{g.GetVendor(), g.GetType(), g.GetName()}, "/"), d.GetId(), healthy(d.GetHealthy()),
 				holder,
 				g.GetPlugin(), d.GetLocality(), joinMap(g.GetAttributes()), d.GetMessage())
 		}
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
-func (a *app) showDeviceStats(m *hostv1.DeviceStatsResponse) error {
-	if a.format == formatJSON {
-		return a.printJSON(m, "")
-	}
+func (a *App) showDeviceStats(m *hostv1.DeviceStatsResponse) error {
 	for _, plugin := range slices.Sorted(maps.Keys(m.GetProblems())) {
-		a.note("warning: plugin %q: %s", plugin, m.GetProblems()[plugin])
+		a.Note("warning: plugin %q: %s", plugin, m.GetProblems()[plugin])
 	}
 	if len(m.GetDevices()) == 0 {
-		a.note("no statistics: no device plugin has any")
+		a.Note("no statistics: no device plugin has any")
 		return nil
 	}
-	t := newTable("PLUGIN", "ID", "SUMMARY", "VALUES")
+	t := NewTable("PLUGIN", "ID", "SUMMARY", "VALUES")
 	for _, d := range m.GetDevices() {
 		var values []string
 		for _, key := range slices.Sorted(maps.Keys(d.GetValues())) {
 			values = append(values, key+"="+strconv.FormatFloat(d.GetValues()[key], 'f', -1, 64))
 		}
-		t.row(d.GetPlugin(), d.GetId(), d.GetSummary(), strings.Join(values, " "))
+		t.Row(d.GetPlugin(), d.GetId(), d.GetSummary(), strings.Join(values, " "))
 	}
-	return a.show(t)
+	return a.Show(t)
 }

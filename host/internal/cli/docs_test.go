@@ -10,24 +10,23 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/cobra"
-
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clitest"
 )
 
 const docs = "../../../docs"
 
-// docs/cli.md mentions every command.
-func TestCommandsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(docs, "cli.md"))
-	check.NoError(t, err)
-	documented(func(cmd *cobra.Command) {
-		name := "`" + strings.TrimPrefix(cmd.CommandPath(), "pannier ") + "`"
-		if !cmd.HasSubCommands() && !strings.Contains(string(text), name) {
+func TestReference(t *testing.T) {
+	root := New(Options{}).rootCommand()
+	clitest.Reference(t, root)
+	clitest.Pages(t, root)
+	page := string(check.Must(os.ReadFile(filepath.Join(docs, "cli.md")))(t))
+	for _, cmd := range root.Commands() {
+		if !cmd.Hidden && !strings.Contains(page, "`"+cmd.CommandPath()) {
 			t.Errorf("%q is not in docs/cli.md", cmd.CommandPath())
 		}
-	})
+	}
 }
 
 // The HCL examples in the reference pages are accepted.

@@ -1,13 +1,9 @@
-//go:build !client
-
 package cli
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,10 +14,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// packagedConfig is the configuration of an agent that a package has installed.
-const packagedConfig = "/etc/pannier"
-
-func (a *app) doctorCommand() *cobra.Command {
+func (a *App) doctorCommand() *cobra.Command {
 	var paths []string
 	var fix bool
 	var node string
@@ -41,29 +34,26 @@ The exit code is 0 if all is well, also with warnings, and 1 if something does n
 		Example: `pannier doctor
 pannier doctor -config /etc/pannier -o json
 pannier doctor -node n2`,
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
+		RunE: a.Do(func(ctx context.Context, _ []string) error {
 			if node == "" {
 				return a.examine(ctx, paths, fix)
 			}
 			if fix || len(paths) > 0 {
-				return &usageError{
-					err: errors.New("-fix and -config are for this machine, -node is for another"), command: cmd.CommandPath(),
-				}
+				return Usage("-fix and -config are for this machine, -node is for another")
 			}
 			return a.examineNode(ctx, node)
 		}),
 	}
 	cmd.Flags().StringArrayVar(&paths, "config", nil,
-		"`PATH` of the agent's configuration; may be given more than once (default "+packagedConfig+", if it is there)")
+		"`PATH` of the agent's configuration; may be given more than once (default "+config.SystemDir+", if it is there)")
 	cmd.Flags().BoolVar(&fix, "fix", false, "mend what can be mended without risk")
 	a.nodeFlag(cmd, &node)
 	return cmd
 }
 
 // examineNode has the agent of another node check its machine.
-func (a *app) examineNode(ctx context.Context, node string) error {
-	client, err := a.api()
+func (a *App) examineNode(ctx context.Context, node string) error {
+	client, err := a.Client()
 	if err != nil {
 		return err
 	}
@@ -81,8 +71,8 @@ func (a *app) examineNode(ctx context.Context, node string) error {
 	return a.showExamined(found)
 }
 
-func (a *app) examine(ctx context.Context, paths []string, fix bool) error {
-	client, err := a.api()
+func (a *App) examine(ctx context.Context, paths []string, fix bool) error {
+	client, err := a.Client()
 	if err != nil {
 		return err
 	}
@@ -96,8 +86,8 @@ func (a *app) examine(ctx context.Context, paths []string, fix bool) error {
 }
 
 // showExamined shows findings, and fails if one of them is a failure.
-func (a *app) showExamined(found []doctor.Finding) error {
-	if err := a.showFindings(found); err != nil {
+func (a *App) showExamined(found []doctor.Finding) error {
+	if err := a.Print(found, func() error { return a.showFindings(found) }); err != nil {
 		return err
 	}
 	if doctor.Worst(found) == doctor.Fail {
@@ -107,20 +97,12 @@ func (a *app) showExamined(found []doctor.Finding) error {
 }
 
 // patient is this machine with the configuration of its agent; without paths that of a package, if it is there.
-func (a *app) patient(client *api.Client, paths []string) doctor.Patient {
+func (a *App) patient(client *api.Client, paths []string) doctor.Patient {
 	p := doctor.Patient{Client: client}
-	if _, err := os.Stat(packagedConfig); err == nil && len(paths) == 0 {
-		paths = []string{packagedConfig}
-	}
-	if len(paths) == 0 {
+	if paths = config.Installed(paths); len(paths) == 0 {
 		return p
 	}
-	exe, err := os.Executable()
-	if err != nil {
-		p.ConfigErr = err
-		return p
-	}
-	p.Config, p.ConfigErr = config.Load(config.Source{Paths: paths, BinDir: filepath.Dir(exe)})
+	p.Config, p.ConfigErr = config.Load(config.Source{Paths: paths})
 	p.CheckSetup = func(ctx context.Context, consul string) (steps []doctor.SetupStep, err error) {
 		f := setupFlags{paths: paths, name: consul, checks: true}
 		in, err := f.input(p.Config)
@@ -145,25 +127,22 @@ func (a *app) patient(client *api.Client, paths []string) doctor.Patient {
 	return p
 }
 
-func (a *app) showFindings(found []doctor.Finding) error {
-	if a.format == formatJSON {
-		return a.printValue(found)
-	}
-	colors := map[doctor.Status]color{doctor.OK: green, doctor.Warn: yellow, doctor.Fail: red}
+func (a *App) showFindings(found []doctor.Finding) error {
+	colors := map[doctor.Status]Color{doctor.OK: Green, doctor.Warn: Yellow, doctor.Fail: Red}
 	for _, f := range found {
 		why := f.Why
 		if f.Fixed != "" {
 			why += " (" + f.Fixed + ")"
 		}
 		status := fmt.Sprintf("%-7s", f.Status)
-		if c := colors[f.Status]; c != "" && a.colored(a.out) {
+		if c := colors[f.Status]; c != "" && a.colored(a.Out) {
 			status = "\x1b[" + string(c) + "m" + status + "\x1b[0m"
 		}
-		if _, err := fmt.Fprintf(a.out, "%s  %-19s  %s\n", status, f.Check, printable(why)); err != nil {
+		if _, err := fmt.Fprintf(a.Out, "%s  %-19s  %s\n", status, f.Check, printable(why)); err != nil {
 			return err
 		}
 		if f.Command != "" && f.Fixed != "mended" {
-			if err := a.say(strings.Repeat(" ", 30) + "run: " + f.Command); err != nil {
+			if err := a.Say("%s", strings.Repeat(" ", 30)+"run: "+f.Command); err != nil {
 				return err
 			}
 		}

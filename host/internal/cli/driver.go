@@ -17,34 +17,33 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) driverCommand() *cobra.Command {
-	return a.noun("driver", "CSI drivers on this node",
+func (a *App) driverCommand() *cobra.Command {
+	return a.Noun("driver", "CSI drivers on this node",
 		a.driverRegister(), a.driverDeregister(), a.driverRestart(), a.driverLogs(), a.driverHistory(), a.driverStatus())
 }
 
-func (a *app) driverRegister() *cobra.Command {
+func (a *App) driverRegister() *cobra.Command {
 	req := &hostv1.RegisterDriverRequest{}
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use: "register ID -endpoint unix:///PATH", Short: "Register a running CSI driver, or change how it is reached",
 		Example: "pannier driver register nfs -endpoint unix:///run/csi/nfs.sock",
-		Args:    exactly("ID"),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
 			if err := config.CheckEndpoint(req.Endpoint); err != nil {
-				return &usageError{err: fmt.Errorf("-endpoint: %w", err)}
+				return Usage("-endpoint: %w", err)
 			}
 			if timeout < 0 {
-				return &usageError{err: fmt.Errorf("-health-timeout: must not be negative")}
+				return Usage("-health-timeout: must not be negative")
 			}
 			req.HealthTimeoutMs = timeout.Milliseconds()
 			resp, err := client.Drivers.RegisterDriver(ctx, req)
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				d := resp.GetDriver()
-				return a.say(fmt.Sprintf("driver %q is registered, %s", d.GetId(), stateOf(d, req.Type)))
+				return a.Say("driver %q is registered, %s", d.GetId(), stateOf(d, req.Type))
 			})
 		}),
 	}
@@ -60,15 +59,15 @@ func (a *app) driverRegister() *cobra.Command {
 	return cmd
 }
 
-func (a *app) driverDeregister() *cobra.Command {
+func (a *App) driverDeregister() *cobra.Command {
 	req := &hostv1.DeregisterDriverRequest{}
 	cmd := &cobra.Command{
 		Use: "deregister ID", Short: "Remove a driver that was registered at run time",
 		Long: `Remove a driver that was registered at run time. Refused while a volume is mounted through
 it, unless -force is given.`,
-		Example: "pannier driver deregister nfs",
-		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier driver deregister nfs",
+		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
 			resp, err := client.Drivers.DeregisterDriver(ctx, req)
 			if err != nil {
@@ -76,7 +75,7 @@ it, unless -force is given.`,
 				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
 					args[0])
 			}
-			return a.answer(resp, "driver %q is deregistered", args[0])
+			return a.Done(resp, "driver %q is deregistered", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&req.Force, "force", false, "remove it even while a volume is mounted through it")
@@ -84,23 +83,23 @@ it, unless -force is given.`,
 	return cmd
 }
 
-func (a *app) driverRestart() *cobra.Command {
+func (a *App) driverRestart() *cobra.Command {
 	req := &hostv1.RestartDriverRequest{}
 	cmd := &cobra.Command{
 		Use: "restart ID", Short: "Restart a driver that the agent runs",
 		Long: `Restart a driver that the agent runs, with its present csi_driver block and program. Refused
 while the driver is in use, unless -force is given: volumes stay mounted then, except file
 systems that the driver's own process serves.`,
-		Example: "pannier driver restart local",
-		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier driver restart local",
+		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
 			resp, err := client.Drivers.RestartDriver(ctx, req)
 			if err != nil {
 				err = hintDriver(err)
 				return hint(err, ExitRefused, "pannier driver status %s", args[0])
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				d := resp.GetDriver()
 				text := fmt.Sprintf("driver %q is restarted", d.GetId())
 				for _, p := range []*hostv1.Driver{d, d.GetController()} {
@@ -108,7 +107,7 @@ systems that the driver's own process serves.`,
 						text += fmt.Sprintf(" as process %d, %s;", p.GetPid(), stateOf(d, p.GetType()))
 					}
 				}
-				return a.say(strings.TrimSuffix(text, ";"))
+				return a.Say("%s", strings.TrimSuffix(text, ";"))
 			})
 		}),
 	}
@@ -129,36 +128,36 @@ func stateOf(d *hostv1.Driver, kind string) string {
 	return "not healthy yet: " + p.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
 }
 
-func (a *app) driverStatus() *cobra.Command {
+func (a *App) driverStatus() *cobra.Command {
 	return &cobra.Command{
 		Use: "status [ID]", Short: "List the drivers, or show one",
-		Example: "pannier driver status nfs",
-		Args:    between(0, "ID"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier driver status nfs",
+		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				resp, err := client.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
 				if err != nil {
 					return err
 				}
-				return a.print(resp, func() error { return a.showDrivers(resp.GetDrivers()) })
+				return a.Print(resp, func() error { return a.showDrivers(resp.GetDrivers()) })
 			}
 			resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: args[0]})
 			if err != nil {
 				return hintDriver(err)
 			}
-			return a.print(resp, func() error { return a.showDriver(resp.GetDriver()) })
+			return a.Print(resp, func() error { return a.showDriver(resp.GetDriver()) })
 		}),
 	}
 }
 
-func (a *app) showDrivers(drivers []*hostv1.Driver) error {
+func (a *App) showDrivers(drivers []*hostv1.Driver) error {
 	if len(drivers) == 0 {
-		a.note("no drivers; add one with pannier driver register, or a csi_driver block in the agent's configuration")
+		a.Note("no drivers; add one with pannier driver register, or a csi_driver block in the agent's configuration")
 		return nil
 	}
-	t := newTable("ID", "TYPE", "HEALTH", "PROVIDER", "VERSION", "SOURCE", "SINCE", "MESSAGE")
+	t := NewTable("ID", "TYPE", "HEALTH", "PROVIDER", "VERSION", "SOURCE", "SINCE", "MESSAGE")
 	row := func(d *hostv1.Driver) {
-		t.row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetSource(),
+		t.Row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetSource(),
 			age(d.GetChangedAt()), d.GetMessage())
 	}
 	for _, d := range drivers {
@@ -167,28 +166,28 @@ func (a *app) showDrivers(drivers []*hostv1.Driver) error {
 			row(c)
 		}
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
-func (a *app) showDriver(d *hostv1.Driver) error {
-	t := newTable()
-	t.row("ID", d.GetId())
+func (a *App) showDriver(d *hostv1.Driver) error {
+	t := NewTable()
+	t.Row("ID", d.GetId())
 	process := func(d *hostv1.Driver) {
-		t.row("Type", d.GetType())
-		t.row("Health", healthy(d.GetHealthy()))
-		t.row("Message", d.GetMessage())
-		t.row("Since", age(d.GetChangedAt()))
-		t.row("Provider", strings.TrimSpace(d.GetProvider()+" "+d.GetProviderVersion()))
-		t.row("Plugin", d.GetPlugin())
-		t.row("Endpoint", d.GetEndpoint())
-		t.row("Source", d.GetSource())
+		t.Row("Type", d.GetType())
+		t.Row("Health", healthy(d.GetHealthy()))
+		t.Row("Message", d.GetMessage())
+		t.Row("Since", age(d.GetChangedAt()))
+		t.Row("Provider", strings.TrimSpace(d.GetProvider()+" "+d.GetProviderVersion()))
+		t.Row("Plugin", d.GetPlugin())
+		t.Row("Endpoint", d.GetEndpoint())
+		t.Row("Source", d.GetSource())
 		if d.GetPid() != 0 {
-			t.row("Process", fmt.Sprintf("%d, %s", d.GetPid(), escape.Count(d.GetRestarts(), "restart")))
+			t.Row("Process", fmt.Sprintf("%d, %s", d.GetPid(), escape.Count(d.GetRestarts(), "restart")))
 		}
-		t.row("Program", shortSum(d.GetProgramSha256()))
-		t.row("Program's file", d.GetProgramProblem())
+		t.Row("Program", shortSum(d.GetProgramSha256()))
+		t.Row("Program's file", d.GetProgramProblem())
 		for _, line := range d.GetLastOutput() {
-			t.row("Printed", logLine(line))
+			t.Row("Printed", logLine(line))
 		}
 	}
 	process(d)
@@ -196,24 +195,24 @@ func (a *app) showDriver(d *hostv1.Driver) error {
 		process(c)
 	}
 	if left := d.GetLeftPids(); len(left) > 0 {
-		t.row("Kept for mounts", "processes "+strings.Trim(fmt.Sprint(left), "[]"))
+		t.Row("Kept for mounts", "processes "+strings.Trim(fmt.Sprint(left), "[]"))
 	}
-	t.row("Node id", d.GetNodeId())
+	t.Row("Node id", d.GetNodeId())
 	if d.GetMaxVolumes() > 0 {
-		t.row("Volumes at most", d.GetMaxVolumes())
+		t.Row("Volumes at most", d.GetMaxVolumes())
 	}
 	if d.GetEphemeralVolumes() {
-		t.row("Ephemeral volumes", "in "+cmp.Or(strings.Join(d.GetEphemeralNamespaces(), ", "), "all namespaces"))
+		t.Row("Ephemeral volumes", "in "+cmp.Or(strings.Join(d.GetEphemeralNamespaces(), ", "), "all namespaces"))
 	}
-	t.row("Topology", joinMap(d.GetTopology()))
+	t.Row("Topology", joinMap(d.GetTopology()))
 	if c := d.GetCapacity(); c != nil {
-		t.row("Room for volumes", capacityText(c))
+		t.Row("Room for volumes", capacityText(c))
 	}
-	t.row("Controllers", fmt.Sprintf("%d of %d healthy", d.GetControllersHealthy(), d.GetControllersExpected()))
-	t.row("Nodes", fmt.Sprintf("%d of %d healthy", d.GetNodesHealthy(), d.GetNodesExpected()))
-	t.row("Controller can", strings.Join(d.GetControllerCapabilities(), " "))
-	t.row("Node can", strings.Join(d.GetNodeCapabilities(), " "))
-	return a.show(t)
+	t.Row("Controllers", fmt.Sprintf("%d of %d healthy", d.GetControllersHealthy(), d.GetControllersExpected()))
+	t.Row("Nodes", fmt.Sprintf("%d of %d healthy", d.GetNodesHealthy(), d.GetNodesExpected()))
+	t.Row("Controller can", strings.Join(d.GetControllerCapabilities(), " "))
+	t.Row("Node can", strings.Join(d.GetNodeCapabilities(), " "))
+	return a.Show(t)
 }
 
 func capacityText(c *hostv1.DriverCapacity) string {

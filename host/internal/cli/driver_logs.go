@@ -21,15 +21,15 @@ func hintDriver(err error) error {
 	return hint(err, ExitNotFound, "pannier driver status lists the drivers")
 }
 
-func (a *app) driverLogs() *cobra.Command {
+func (a *App) driverLogs() *cobra.Command {
 	req := &hostv1.DriverLogRequest{}
 	cmd := &cobra.Command{
 		Use: "logs ID", Short: "Show what the processes of a driver that the agent runs printed",
 		Long: `Show what the processes of a driver that the agent runs printed, and with -follow new lines
 as they come.`,
-		Example: "pannier driver logs local -follow",
-		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier driver logs local -follow",
+		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
 			if err := checkRecent(req.Recent); err != nil {
 				return err
@@ -46,46 +46,43 @@ as they come.`,
 	return cmd
 }
 
-func (a *app) driverHistory() *cobra.Command {
+func (a *App) driverHistory() *cobra.Command {
 	return &cobra.Command{
 		Use: "history ID", Short: "Show how the program of a driver that the agent runs was changed",
 		Long: `Show the last 20 changes of the program of a driver that the agent runs, the newest last: how
 long each took, whether calls waited, and why a program was refused, or it went back to the one
 before. With -o json each is one line.`,
-		Example: "pannier driver history local",
-		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier driver history local",
+		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: args[0]})
 			if err != nil {
 				return hintDriver(err)
 			}
 			d := resp.GetDriver()
 			swaps := append(d.GetSwaps(), d.GetController().GetSwaps()...)
-			if a.format == formatJSON {
-				return printLines(a, swaps)
-			}
-			if len(swaps) == 0 {
-				a.note("the program of driver %q was not changed", args[0])
+			if len(swaps) == 0 && a.format != formatJSON {
+				a.Note("the program of driver %q was not changed", args[0])
 				return nil
 			}
-			t := newTable("AT", "FROM", "TO", "TOOK", "RESULT")
+			t := NewTable("AT", "FROM", "TO", "TOOK", "RESULT")
 			for _, s := range swaps {
-				result := cell{"restarted: calls waited", green}
+				result := Cell{"restarted: calls waited", Green}
 				switch {
 				case s.GetRefused():
-					result = cell{"refused next to the old process: " + s.GetWhy(), yellow}
+					result = Cell{"refused next to the old process: " + s.GetWhy(), Yellow}
 				case s.GetRollback():
-					result = cell{"rolled back: " + s.GetWhy(), yellow}
+					result = Cell{"rolled back: " + s.GetWhy(), Yellow}
 				case s.GetOverlap():
-					result = cell{"swapped next to the old process", green}
+					result = Cell{"swapped next to the old process", Green}
 				}
 				took := "-"
 				if s.GetTook() != nil {
 					took = short(s.GetTook().AsDuration())
 				}
-				t.row(moment(s.GetAt()), shortSum(s.GetFromSha256()), shortSum(s.GetToSha256()), took, result)
+				t.Row(moment(s.GetAt()), shortSum(s.GetFromSha256()), shortSum(s.GetToSha256()), took, result)
 			}
-			return a.show(t)
+			return printLines(a, swaps, func() error { return a.Show(t) })
 		}),
 	}
 }

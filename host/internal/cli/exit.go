@@ -39,6 +39,20 @@ type usageError struct {
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
+// Usage is an error of the command line, which exits with ExitUsage.
+func Usage(format string, args ...any) error { return &usageError{err: fmt.Errorf(format, args...)} }
+
+// Hinted adds what to do next to an error.
+func Hinted(err error, format string, args ...any) error {
+	return &hintError{err, fmt.Sprintf(format, args...)}
+}
+
+// Coded gives an error an exit code.
+func Coded(code int, err error) error { return &codeError{err, code} }
+
+// Silent exits with a code and without a message, because all is reported.
+func Silent(code int) error { return silentExit(code) }
+
 // hintError adds what to do next to an error.
 type hintError struct {
 	err  error
@@ -63,24 +77,24 @@ type silentExit int
 func (e silentExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // report prints an error and returns its exit code.
-func (a *app) report(err error) int {
+func (a *App) report(err error) int {
 	if silent := silentExit(0); errors.As(err, &silent) {
 		return int(silent)
 	}
 	code, hint := classify(err)
 	if problems := config.Problems(nil); errors.As(err, &problems) {
 		for line := range strings.Lines(problems.Error()) {
-			a.note("%s", strings.TrimSuffix(line, "\n"))
+			a.Note("%s", strings.TrimSuffix(line, "\n"))
 		}
 	} else {
-		a.note("error: %s", message(err))
+		a.Note("error: %s", message(err))
 	}
 	if hinted := (*hintError)(nil); errors.As(err, &hinted) {
 		hint = hinted.hint
 	}
 	// The agent's own advice is more specific.
 	if hint != "" && !strings.Contains(message(err), ": pannier ") {
-		a.note("%s", hint)
+		a.Note("%s", hint)
 	}
 	return code
 }

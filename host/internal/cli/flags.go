@@ -40,42 +40,56 @@ func longFlags(root *cobra.Command, args []string) []string {
 	return out
 }
 
-// exactly requires these arguments; the error names a missing one.
-func exactly(names ...string) cobra.PositionalArgs { return between(len(names), names...) }
-
-// between requires at least the first of these arguments, and allows all.
-func between(least int, names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		var err error
-		switch {
-		case len(args) < least:
-			err = fmt.Errorf("%s is missing", names[len(args)])
-		case len(args) > len(names):
-			err = fmt.Errorf("%q is one argument too many", args[len(names)])
+// checkArgs requires the arguments that Use names, as in "run SPEC [FILE...] [-- COMMAND]". Those in brackets may be
+// missing, and those behind -- are not looked at.
+func checkArgs(cmd *cobra.Command, args []string) error {
+	var names []string
+	least, many, passes := 0, false, false
+	for _, word := range strings.Fields(cmd.Use)[1:] {
+		if strings.HasPrefix(word, "-") || strings.HasPrefix(word, "[-") {
+			passes = word == "[--"
+			break
 		}
-		if err != nil {
-			return &usageError{err: err, command: cmd.CommandPath()}
+		name := strings.Trim(word, "[].")
+		names, many = append(names, name), strings.Contains(word, "...")
+		if !strings.HasPrefix(word, "[") {
+			least++
 		}
+	}
+	dash := cmd.ArgsLenAtDash()
+	if passes && dash >= 0 {
+		args = args[:dash]
+	}
+	var err error
+	switch {
+	case len(args) < least:
+		err = fmt.Errorf("%s is missing", names[len(args)])
+	case len(args) > len(names) && !many:
+		err = fmt.Errorf("%q is one argument too many", args[len(names)])
+		if passes && dash < 0 {
+			err = Hinted(err, "the command goes behind --: %s %s", cmd.Parent().CommandPath(), cmd.Use)
+		}
+	default:
 		return nil
 	}
+	return &usageError{err: err, command: cmd.CommandPath()}
 }
 
 // nodeFlag adds -node, by which another host of the cluster is asked.
-func (a *app) nodeFlag(cmd *cobra.Command, node *string) {
+func (a *App) nodeFlag(cmd *cobra.Command, node *string) {
 	cmd.Flags().StringVar(node, "node", "", "ask this `NODE` of the cluster in place of the agent that is called")
-	complete(cmd, "node", a.completeIDs(nodeIDs))
+	completeFlag(cmd, "node", a.CompleteIDs(nodeIDs))
 }
 
 // require makes flags mandatory.
 func require(cmd *cobra.Command, names ...string) {
-	inner := cmd.Args
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		for _, name := range names {
 			if !cmd.Flags().Changed(name) {
 				return &usageError{err: fmt.Errorf("flag -%s is missing", name), command: cmd.CommandPath()}
 			}
 		}
-		return inner(cmd, args)
+		return checkArgs(cmd, args)
 	}
 }
 
@@ -91,11 +105,11 @@ func readSecrets(flags []string) (map[string]string, error) {
 	for _, flag := range flags {
 		key, ref, ok := strings.Cut(flag, "=")
 		if !ok || key == "" {
-			return nil, &usageError{err: fmt.Errorf("-secret-from is not KEY=file:///path")}
+			return nil, Usage("-secret-from is not KEY=file:///path")
 		}
 		value, err := config.ReadSecret(ref)
 		if err != nil {
-			return nil, &usageError{err: fmt.Errorf("-secret-from %s: %w", key, err)}
+			return nil, Usage("-secret-from %s: %w", key, err)
 		}
 		secrets[key] = value
 	}
@@ -125,7 +139,7 @@ func pairs(name string, flags []string) (map[string]string, error) {
 	for _, flag := range flags {
 		key, value, ok := strings.Cut(flag, "=")
 		if !ok || key == "" {
-			return nil, &usageError{err: fmt.Errorf("-%s %q is not KEY=VALUE", name, flag)}
+			return nil, Usage("-%s %q is not KEY=VALUE", name, flag)
 		}
 		out[key] = value
 	}

@@ -1,5 +1,3 @@
-//go:build !client
-
 package cli
 
 import (
@@ -22,8 +20,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) importCommand() *cobra.Command {
-	return a.noun("import", "Take over what another program knows", a.importNomad())
+func (a *App) importCommand() *cobra.Command {
+	return a.Noun("import", "Take over what another program knows", a.importNomad())
 }
 
 // importFlags are those of import nomad.
@@ -32,7 +30,7 @@ type importFlags struct {
 	dryRun, force             bool
 }
 
-func (a *app) importNomad() *cobra.Command {
+func (a *App) importNomad() *cobra.Command {
 	var f importFlags
 	cmd := &cobra.Command{
 		Use: "nomad", Short: "Register the CSI volumes of a Nomad server here",
@@ -51,7 +49,6 @@ and with NOMAD_CACERT, NOMAD_CLIENT_CERT, NOMAD_CLIENT_KEY, NOMAD_TLS_SERVER_NAM
 
 The exit code is 1 if a volume could not be registered.`,
 		Example: "pannier import nomad -nomad-address https://nomad.example.com:4646 -dry-run",
-		Args:    exactly(),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.address, "nomad-address", "", "the `URL` of Nomad's API, or unix:///PATH (default NOMAD_ADDR, or "+defaultNomad+")")
@@ -59,7 +56,7 @@ The exit code is 1 if a volume could not be registered.`,
 	flags.StringVar(&f.write, "write", "", "write specs of the volumes that need completion into the folder `DIR`")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only say what would be done")
 	flags.BoolVar(&f.force, "force", false, "register volumes that workloads of Nomad claim, too")
-	cmd.RunE = a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+	cmd.RunE = a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 		return a.runImport(ctx, client, f)
 	})
 	return cmd
@@ -84,7 +81,7 @@ type imported struct {
 	Warnings  []string `json:"warnings,omitempty"`
 }
 
-func (a *app) runImport(ctx context.Context, client *api.Client, f importFlags) error {
+func (a *App) runImport(ctx context.Context, client *api.Client, f importFlags) error {
 	server, err := dialNomad(f.address, f.tokenFile)
 	if err != nil {
 		return err
@@ -104,27 +101,23 @@ func (a *app) runImport(ctx context.Context, client *api.Client, f importFlags) 
 			left++
 		}
 	}
-	if a.format == formatJSON {
-		err = a.printValue(all)
-	} else {
-		err = a.sayImported(all)
-	}
+	err = a.Print(all, func() error { return a.sayImported(all) })
 	if err == nil && left > 0 {
-		err = &codeError{fmt.Errorf("%d of Nomad's %d volumes are not registered", left, len(all)), ExitError}
+		err = Coded(ExitError, fmt.Errorf("%d of Nomad's %d volumes are not registered", left, len(all)))
 	}
 	return err
 }
 
-func (a *app) sayImported(all []imported) error {
+func (a *App) sayImported(all []imported) error {
 	if len(all) == 0 {
-		return a.say("Nomad has no CSI volumes there")
+		return a.Say("Nomad has no CSI volumes there")
 	}
 	for _, one := range all {
 		text := fmt.Sprintf("%s/%s: %s", one.Namespace, one.ID, one.Outcome)
 		if one.Detail != "" {
 			text += ": " + one.Detail
 		}
-		if err := a.say(text); err != nil {
+		if err := a.Say("%s", text); err != nil {
 			return err
 		}
 		a.warn(one.Warnings)
@@ -133,7 +126,7 @@ func (a *app) sayImported(all []imported) error {
 }
 
 // importVolume registers one volume, if nothing is against it.
-func (a *app) importVolume(ctx context.Context, client *api.Client, f importFlags, v nomadVolume) imported {
+func (a *App) importVolume(ctx context.Context, client *api.Client, f importFlags, v nomadVolume) imported {
 	one := imported{Namespace: v.Namespace, ID: v.ID}
 	spec := v.spec()
 	known, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: v.Namespace, Id: v.ID})

@@ -13,34 +13,33 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) keyringCommand() *cobra.Command {
-	return a.noun("keyring", "Keys that encrypt the agents' gossip",
+func (a *App) keyringCommand() *cobra.Command {
+	return a.Noun("keyring", "Keys that encrypt the agents' gossip",
 		a.keyringList(), a.keyringAdd(), a.keyringUse(), a.keyringRemove())
 }
 
 // knownKeys is the advice for an unknown key.
 const knownKeys = "pannier keyring list has the keys' ids"
 
-func (a *app) keyringList() *cobra.Command {
+func (a *App) keyringList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the keys by id, with how many agents have and use each",
 		Example: "pannier keyring list",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Members.ListKeys(ctx, &hostv1.ListKeysRequest{})
 			if err != nil {
 				return err
 			}
 			if problem := resp.GetProblem(); problem != "" {
-				a.note("warning: %s", problem)
+				a.Note("warning: %s", problem)
 			}
-			return a.print(resp, func() error {
-				t := newTable("KEY", "AGENTS", "WRITE WITH IT")
+			return a.Print(resp, func() error {
+				t := NewTable("KEY", "AGENTS", "WRITE WITH IT")
 				for _, k := range resp.GetKeys() {
-					t.row(k.GetId(), fmt.Sprintf("%d of %d", k.GetAgents(), resp.GetAgents()),
+					t.Row(k.GetId(), fmt.Sprintf("%d of %d", k.GetAgents(), resp.GetAgents()),
 						fmt.Sprintf("%d of %d", k.GetPrimary(), resp.GetAgents()))
 				}
-				return a.show(t)
+				return a.Show(t)
 			})
 		}),
 	}
@@ -49,14 +48,13 @@ func (a *app) keyringList() *cobra.Command {
 // maxKeyFile is more bytes than a key in base64 has.
 const maxKeyFile = 1 << 10
 
-func (a *app) keyringAdd() *cobra.Command {
+func (a *App) keyringAdd() *cobra.Command {
 	return &cobra.Command{
 		Use: "add FILE", Short: "Give every agent another key to decrypt with",
 		Long: `Give every agent another key to decrypt with. FILE has 16, 24 or 32 bytes in base64, such as
 of head -c 32 /dev/urandom | base64; - is standard input.`,
 		Example: "pannier keyring add gossip.key.new",
-		Args:    exactly("FILE"),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			key, err := readKey(args[0])
 			if err != nil {
 				return err
@@ -65,7 +63,7 @@ of head -c 32 /dev/urandom | base64; - is standard input.`,
 			if err != nil {
 				return err
 			}
-			return a.answer(resp, "key %s is added; when every agent has it: pannier keyring use %s", resp.GetId(), resp.GetId())
+			return a.Done(resp, "key %s is added; when every agent has it: pannier keyring use %s", resp.GetId(), resp.GetId())
 		}),
 	}
 }
@@ -88,7 +86,7 @@ func readKey(path string) (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-func (a *app) keyringUse() *cobra.Command {
+func (a *App) keyringUse() *cobra.Command {
 	return a.keyCommand("use ID", "Make every agent encrypt with a key that all have", "every agent encrypts with key %s",
 		func(ctx context.Context, client *api.Client, id string) error {
 			_, err := client.Members.UseKey(ctx, &hostv1.UseKeyRequest{Id: id})
@@ -96,7 +94,7 @@ func (a *app) keyringUse() *cobra.Command {
 		})
 }
 
-func (a *app) keyringRemove() *cobra.Command {
+func (a *App) keyringRemove() *cobra.Command {
 	return a.keyCommand("remove ID", "Remove a key that no agent encrypts with", "key %s is removed",
 		func(ctx context.Context, client *api.Client, id string) error {
 			_, err := client.Members.RemoveKey(ctx, &hostv1.RemoveKeyRequest{Id: id})
@@ -105,18 +103,17 @@ func (a *app) keyringRemove() *cobra.Command {
 }
 
 // keyCommand returns a command that takes a key's id.
-func (a *app) keyCommand(use, short, done string,
+func (a *App) keyCommand(use, short, done string,
 	do func(ctx context.Context, client *api.Client, id string) error,
 ) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short,
 		Example: "pannier keyring " + strings.Fields(use)[0] + " 0123456789abcdef",
-		Args:    exactly("ID"),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if err := do(ctx, client, args[0]); err != nil {
 				return hint(err, ExitNotFound, knownKeys)
 			}
-			return a.answer(&hostv1.UseKeyResponse{}, done, args[0])
+			return a.Done(&hostv1.UseKeyResponse{}, done, args[0])
 		}),
 	}
 }

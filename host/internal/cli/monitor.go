@@ -10,7 +10,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) monitorCommand() *cobra.Command {
+func (a *App) monitorCommand() *cobra.Command {
 	req := &hostv1.MonitorRequest{}
 	cmd := &cobra.Command{
 		Use: "monitor", Short: "Follow the agent's log, at a level of its own",
@@ -18,16 +18,16 @@ func (a *app) monitorCommand() *cobra.Command {
 the agent itself writes. Lines with a secret that is known here (see pannier debug) are left out. Who
 reads too slowly loses lines, and is told how many; the agent does not wait.`,
 		Example: "pannier monitor -log-level debug",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			return a.monitor(ctx, client, req)
 		}),
 	}
-	cmd.Flags().StringVar(&req.LogLevel, "log-level", "info", "the least `LEVEL` to show: trace, debug, info, warn or error")
+	cmd.Flags().StringVar(&req.LogLevel, "log-level", "info",
+		"the least `LEVEL` to show: trace, debug, info, warn or error")
 	return cmd
 }
 
-func (a *app) monitor(ctx context.Context, client *api.Client, req *hostv1.MonitorRequest) error {
+func (a *App) monitor(ctx context.Context, client *api.Client, req *hostv1.MonitorRequest) error {
 	token, err := a.token()
 	if err != nil {
 		return err
@@ -45,10 +45,10 @@ func (a *app) monitor(ctx context.Context, client *api.Client, req *hostv1.Monit
 			secrets.SecretFile(path)
 		}
 		if m.GetLost() > 0 {
-			a.note("%s lost, because they were read too slowly", was(m.GetLost(), "line"))
+			a.Note("%s lost, because they were read too slowly", Was(m.GetLost(), "line"))
 		}
 		if whose := secrets.Reveals([]byte(m.GetLine())); whose != "" {
-			a.note("a line is left out, because it has a secret in it: %s", whose)
+			a.Note("a line is left out, because it has a secret in it: %s", whose)
 			m.Line = ""
 		}
 		if m.GetLine() == "" {

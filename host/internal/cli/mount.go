@@ -55,7 +55,7 @@ const (
 )
 
 // mountMain is mount.pannier and umount.pannier. It returns the exit code.
-func (a *app) mountMain(ctx context.Context, name string) int {
+func (a *App) mountMain(ctx context.Context, name string) int {
 	run := a.mountVolume
 	if name == umountHelper {
 		run = a.umountVolume
@@ -63,19 +63,19 @@ func (a *app) mountMain(ctx context.Context, name string) int {
 	if _, err := os.Stat(mountToken); err == nil && os.Getenv(tokenEnv) == "" {
 		a.tokenFile = mountToken
 	}
-	err := run(ctx, a.opts.Args)
+	err := run(ctx, a.Options.Args)
 	if a.client != nil {
 		_ = a.client.Close() // closing idle connections cannot fail
 	}
 	if err == nil {
 		return ExitOK
 	}
-	a.note("%s: %s", name, message(err))
+	a.Note("%s: %s", name, message(err))
 	if hinted := (*hintError)(nil); errors.As(err, &hinted) {
-		a.note("%s: %s", name, hinted.hint)
+		a.Note("%s: %s", name, hinted.hint)
 	}
 	if c := connect.CodeOf(err); c == connect.CodePermissionDenied || c == connect.CodeUnauthenticated {
-		a.note("%s: the ACL token to mount with is in %s, and needs the policy of docs/mount.md", name, mountToken)
+		a.Note("%s: the ACL token to mount with is in %s, and needs the policy of docs/mount.md", name, mountToken)
 	}
 	code := (*codeError)(nil)
 	switch {
@@ -90,11 +90,11 @@ func (a *app) mountMain(ctx context.Context, name string) int {
 
 // wrongMount is an error of the command line, or of who may use it.
 func wrongMount(format string, args ...any) error {
-	return &codeError{fmt.Errorf(format, args...), exitMountUsage}
+	return Coded(exitMountUsage, fmt.Errorf(format, args...))
 }
 
 // mountVolume mounts a volume.
-func (a *app) mountVolume(ctx context.Context, args []string) error {
+func (a *App) mountVolume(ctx context.Context, args []string) error {
 	r, err := parseMount(args)
 	if err != nil || r.fake {
 		return err
@@ -109,7 +109,7 @@ func (a *app) mountVolume(ctx context.Context, args []string) error {
 		return fmt.Errorf("wait for another mount at %s: %w", r.target, err)
 	}
 	defer lock.Close()
-	client, err := a.api()
+	client, err := a.Client()
 	if err != nil {
 		return err
 	}
@@ -166,6 +166,9 @@ func mayMount(target string) error {
 // automatically, to open it would wait for the mount.
 const mountLocks = "/run/pannier/mount.lock"
 
+// lockPause is the pause between two attempts to lock a mount point.
+const lockPause = 50 * time.Millisecond
+
 // lockMount waits until no other helper mounts at a path, such as mount -a and an automount. To close the file ends the
 // lock.
 func lockMount(ctx context.Context, target string) (*os.File, error) {
@@ -187,7 +190,7 @@ func lockMount(ctx context.Context, target string) (*os.File, error) {
 			return nil, errors.Join(err, f.Close())
 		}
 		select {
-		case <-time.After(stopInterval):
+		case <-time.After(lockPause):
 		case <-ctx.Done():
 			return nil, errors.Join(context.Cause(ctx), f.Close())
 		}
@@ -205,10 +208,8 @@ func inNamespaceOf(agent int) error {
 		return fmt.Errorf("the agent (pid %d) is not found: mount on its host, not in a container: %w", agent, err)
 	}
 	if ours != theirs {
-		return &hintError{
-			errors.New("this process has a mount namespace of its own, and the agent would not see the mount"),
-			fmt.Sprintf("mount in the agent's: nsenter --target %d --mount mount ...", agent),
-		}
+		return Hinted(errors.New("this process has a mount namespace of its own, and the agent would not see the mount"),
+			"mount in the agent's: nsenter --target %d --mount mount ...", agent)
 	}
 	return nil
 }
@@ -248,19 +249,15 @@ func alreadyMounted(ctx context.Context, client *api.Client, r *mountRequest) (b
 		if m.GetVolume() == r.source && m.GetReadOnly() == r.readOnly {
 			return true, nil
 		}
-		return false, &hintError{
-			fmt.Errorf("%s has volume %q of namespace %q already (read-only: %t)", r.target, m.GetVolume(), r.namespace, m.GetReadOnly()),
-			"unmount it first: umount " + r.target,
-		}
+		return false, Hinted(fmt.Errorf("%s has volume %q of namespace %q already (read-only: %t)", r.target, m.GetVolume(),
+			r.namespace, m.GetReadOnly()), "unmount it first: umount %s", r.target)
 	}
-	return false, &hintError{
-		fmt.Errorf("something else is mounted at %s: %s (%s)", r.target, there.Source, there.FSType),
-		"unmount it first: umount " + r.target,
-	}
+	return false, Hinted(fmt.Errorf("something else is mounted at %s: %s (%s)", r.target, there.Source, there.FSType),
+		"unmount it first: umount %s", r.target)
 }
 
 // claimMount starts the mount's workload, and waits while others have the volume.
-func (a *app) claimMount(ctx context.Context, client *api.Client, r *mountRequest) (*hostv1.Workload, error) {
+func (a *App) claimMount(ctx context.Context, client *api.Client, r *mountRequest) (*hostv1.Workload, error) {
 	volume := &hostv1.VolumeRequest{
 		Name: "volume", Source: r.source, ReadOnly: r.readOnly, AccessMode: r.access, AttachmentMode: string(claim.FileSystem),
 		Destination: r.target,
@@ -287,14 +284,14 @@ func (a *app) claimMount(ctx context.Context, client *api.Client, r *mountReques
 				waits = true // others may have released it since
 			}
 			if !waits && connect.CodeOf(err) == connect.CodeNotFound {
-				return nil, &hintError{err, fmt.Sprintf("the volumes: pannier volume status -namespace %s", r.namespace)}
+				return nil, Hinted(err, "the volumes: pannier volume status -namespace %s", r.namespace)
 			}
 			if !waits {
 				return nil, err
 			}
 			if others && !told {
 				told = true
-				a.note("%s: waiting for at most %s (option timeout): %s", mountHelper, r.timeout, message(err))
+				a.Note("%s: waiting for at most %s (option timeout): %s", mountHelper, r.timeout, message(err))
 			}
 			refused = err
 		}
@@ -306,10 +303,8 @@ func (a *app) claimMount(ctx context.Context, client *api.Client, r *mountReques
 		if refused == nil || errors.Is(context.Cause(ctx), context.Canceled) {
 			return nil, context.Cause(ctx)
 		}
-		return nil, &hintError{
-			fmt.Errorf("not within %s: %w", r.timeout, refused),
-			fmt.Sprintf("who has it: pannier volume explain -namespace %s %s", r.namespace, r.source),
-		}
+		return nil, Hinted(fmt.Errorf("not within %s: %w", r.timeout, refused),
+			"who has it: pannier volume explain -namespace %s %s", r.namespace, r.source)
 	}
 }
 
@@ -339,7 +334,8 @@ func startMount(ctx context.Context, client *api.Client, req *hostv1.StartWorklo
 		return nil, err
 	}
 	if len(w.GetMounts()) != 1 {
-		return nil, fmt.Errorf("the agent's answer to the start of %q has %d mounts", req.GetSpec().GetId(), len(w.GetMounts()))
+		return nil, fmt.Errorf("the agent's answer to the start of %q has %d mounts", req.GetSpec().GetId(),
+			len(w.GetMounts()))
 	}
 	return w, nil
 }
@@ -358,7 +354,8 @@ func bindVolume(ctx context.Context, r *mountRequest, mounts []*hostv1.Mount) er
 	if !m.GetDev() {
 		options = append(options, "nodev")
 	}
-	return runMount(ctx, "mount", "--internal-only", "--bind", "-o", strings.Join(options, ","), "--", m.GetHostPath(), r.target)
+	return runMount(ctx, "mount", "--internal-only", "--bind", "-o", strings.Join(options, ","), "--", m.GetHostPath(),
+		r.target)
 }
 
 // runMount runs mount(8) or umount(8) without a helper.
@@ -382,11 +379,11 @@ func lookSystem(program string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", &codeError{fmt.Errorf("%s is not installed (util-linux)", program), exitMountSystem}
+	return "", Coded(exitMountSystem, fmt.Errorf("%s is not installed (util-linux)", program))
 }
 
 // umountVolume unmounts a volume, and waits until its claim is released.
-func (a *app) umountVolume(ctx context.Context, args []string) error {
+func (a *App) umountVolume(ctx context.Context, args []string) error {
 	r, err := parseUmount(args)
 	if err != nil {
 		return err
@@ -399,20 +396,20 @@ func (a *app) umountVolume(ctx context.Context, args []string) error {
 	}
 	if err := a.releaseMount(ctx, r); err != nil {
 		// The agent has seen that it is not mounted, or sees it when it is back.
-		a.note("%s: %s is unmounted; the agent goes on to release the volume: %s", umountHelper, r.target, message(err))
+		a.Note("%s: %s is unmounted; the agent goes on to release the volume: %s", umountHelper, r.target, message(err))
 	}
 	return nil
 }
 
 // releaseMount waits until the workload of a mount is released.
-func (a *app) releaseMount(ctx context.Context, r *umountRequest) error {
+func (a *App) releaseMount(ctx context.Context, r *umountRequest) error {
 	wait := mountWait
 	if r.lazy {
 		wait = lazyWait
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	client, err := a.api()
+	client, err := a.Client()
 	if err != nil {
 		return err
 	}

@@ -30,14 +30,14 @@ const (
 )
 
 // printMounts is print with more formats: flags of docker run, lines of a unit, and a unit's drop-in.
-func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) error {
+func (a *App) printMounts(m *hostv1.GetWorkloadResponse, table func() error) error {
 	format := dockerMount
 	switch a.format {
 	case formatDocker:
 	case formatSystemd, formatDropin:
 		format = systemdMount
 	default:
-		return a.print(m, table)
+		return a.Print(m, table)
 	}
 	w := m.GetWorkload()
 	var out strings.Builder
@@ -69,16 +69,16 @@ func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 	if err != nil {
 		return fmt.Errorf("secrets: %w", err)
 	}
-	_, err = fmt.Fprint(a.out, out.String()+lines)
+	_, err = fmt.Fprint(a.Out, out.String()+lines)
 	return err
 }
 
 // dropin returns the lines of a unit that starts with the workload's unit and never without it, up to those of its
 // [Service] section.
-func (a *app) dropin(id string) string {
+func (a *App) dropin(id string) string {
 	unit, spec := fmt.Sprintf(workloadUnit, id), fmt.Sprintf(workloadSpec, id)
 	if _, err := os.Stat(spec); err != nil {
-		a.note("warning: %s reads the spec there: %v", unit, err)
+		a.Note("warning: %s reads the spec there: %v", unit, err)
 	}
 	return fmt.Sprintf("[Unit]\nRequires=%[1]s\nAfter=%[1]s\n\n[Service]\n", unit)
 }
@@ -202,7 +202,7 @@ func dockerVariables(w *hostv1.Workload) (string, error) {
 // systemdVariables returns the lines that set a unit's variables with the paths of its secrets
 // and the ports. A unit sees the host's files, so it needs no mount. The lines are written
 // once, so a port that changes at each start is left out.
-func (a *app) systemdVariables(w *hostv1.Workload) (string, error) {
+func (a *App) systemdVariables(w *hostv1.Workload) (string, error) {
 	var out strings.Builder
 	dir := w.GetSecretsDir()
 	if err := plainPaths(&hostv1.Mount{HostPath: dir, Destination: w.GetCredentialsSocket()}, "\\\"'"); err != nil {
@@ -224,7 +224,7 @@ func (a *app) systemdVariables(w *hostv1.Workload) (string, error) {
 		if p.GetStatic() == 0 {
 			delete(env, variable("PORT", p.GetLabel()))
 			forgetUpstreams(env, w, p.GetLabel())
-			a.note(
+			a.Note(
 				"port %q is left out: it may change at each start; give it a static number, or use pannier workload status -o json",
 				p.GetLabel())
 		}
@@ -321,7 +321,7 @@ func dockerDevices(r *hostv1.DeviceReservation) (string, error) {
 
 // systemdDevices returns the lines that give a unit its devices. systemdVariables has their
 // environment.
-func (a *app) systemdDevices(r *hostv1.DeviceReservation) (string, error) {
+func (a *App) systemdDevices(r *hostv1.DeviceReservation) (string, error) {
 	var out strings.Builder
 	for _, m := range r.GetMounts() {
 		line, err := systemdMount(&hostv1.Mount{
@@ -345,7 +345,7 @@ func (a *app) systemdDevices(r *hostv1.DeviceReservation) (string, error) {
 		out.WriteString(line + allow)
 	}
 	if r != nil {
-		a.note("the lines name the devices that the workload has now; they may change at its next start")
+		a.Note("the lines name the devices that the workload has now; they may change at its next start")
 	}
 	return out.String(), plainEnv(r.GetEnv())
 }

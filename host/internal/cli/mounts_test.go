@@ -62,7 +62,7 @@ func TestUnitsOfDestinationsThatAUserCanReplace(t *testing.T) {
 	check.NoError(t, errors.Join(os.Mkdir(home, 0o755), os.Chown(home, nobody, nobody)))
 	lines := func(destinations ...string) (string, error) {
 		var out strings.Builder
-		a := &app{out: &out, err: io.Discard, format: formatSystemd}
+		a := &App{Out: &out, Err: io.Discard, format: formatSystemd}
 		w := &hostv1.Workload{}
 		for n, d := range destinations {
 			w.Mounts = append(w.Mounts, &hostv1.Mount{Request: fmt.Sprintf("v%d", n), HostPath: "/volume", Destination: d})
@@ -82,7 +82,7 @@ func TestUnitsOfDestinationsThatAUserCanReplace(t *testing.T) {
 
 // Paths in a unit's lines are escaped for systemd. Paths that cannot be escaped are refused.
 func TestLinesOfAUnit(t *testing.T) {
-	a := &app{err: io.Discard}
+	a := &App{Err: io.Discard}
 	w := &hostv1.Workload{SecretsDir: "/s/50%/w"}
 	if got, err := a.systemdVariables(w); err != nil || got != "Environment=PANNIER_SECRETS_DIR=/s/50%%/w\n" {
 		t.Errorf("%q, %v", got, err)
@@ -97,7 +97,7 @@ func TestLinesOfAUnit(t *testing.T) {
 
 // A unit's lines are written once: an upstream whose port the node picks is not in them.
 func TestLinesOfAUnitWithUpstreams(t *testing.T) {
-	a := &app{err: io.Discard}
+	a := &App{Err: io.Discard}
 	upstream := func(name, label string) *servicev1.Upstream {
 		return &servicev1.Upstream{DestinationName: name, LocalBindPortLabel: label}
 	}
@@ -131,7 +131,7 @@ Environment=PANNIER_UPSTREAM_ADDR_SOCKET=unix:///run/50%%.sock
 
 // A unit that its workload names loads the secrets; it needs no path of them.
 func TestLinesOfAUnitWithCredentials(t *testing.T) {
-	a := &app{err: io.Discard}
+	a := &App{Err: io.Discard}
 	w := &hostv1.Workload{
 		Spec: &hostv1.WorkloadSpec{Units: []string{"web.service"}}, SecretsDir: "/s/default/w",
 		Services:          []*hostv1.ServiceStatus{{Name: "web", TokenFile: "/s/default/w/web/si_token"}},

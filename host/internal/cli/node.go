@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -14,35 +13,35 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) nodeCommand() *cobra.Command {
-	return a.noun("node", "Nodes of the cluster",
+func (a *App) nodeCommand() *cobra.Command {
+	return a.Noun("node", "Nodes of the cluster",
 		a.nodeStatus(), a.nodeDrain(), a.nodeEligibility(), a.nodeNamespaces(), a.nodePurge())
 }
 
 // knownNodes is the advice for an unknown node.
 const knownNodes = "pannier node status lists the nodes"
 
-func (a *app) nodeStatus() *cobra.Command {
+func (a *App) nodeStatus() *cobra.Command {
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
 		Use: "status [NODE]", Short: "List the nodes, or show one with its workloads and claims",
-		Example: "pannier node status web-1",
-		Args:    between(0, "NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier node status web-1",
+		ValidArgsFunction: a.CompleteIDs(nodeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				resp, err := client.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{Read: &read})
 				if err != nil {
 					return err
 				}
 				a.noteAge(resp.GetMeta(), &read)
-				return a.print(resp, func() error { return a.showNodes(resp.GetNodes()) })
+				return a.Print(resp, func() error { return a.showNodes(resp.GetNodes()) })
 			}
 			resp, err := client.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: args[0], Read: &read})
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
 			a.noteAge(resp.GetMeta(), &read)
-			return a.print(resp, func() error { return a.showNode(resp) })
+			return a.Print(resp, func() error { return a.showNode(resp) })
 		}),
 	}
 	staleFlag(cmd, &read)
@@ -56,22 +55,22 @@ func staleFlag(cmd *cobra.Command, read *hostv1.ReadOptions) {
 }
 
 // noteAge says how old a stale answer may be.
-func (a *app) noteAge(m *hostv1.ReadMeta, asked *hostv1.ReadOptions) {
+func (a *App) noteAge(m *hostv1.ReadMeta, asked *hostv1.ReadOptions) {
 	switch age := m.GetAge().AsDuration(); {
 	case !asked.GetStale() || m == nil:
 	case !m.GetKnownLeader():
-		a.note("warning: this server knows of no leader: what it shows may be old")
+		a.Note("warning: this server knows of no leader: what it shows may be old")
 	case age > 0:
-		a.note("as it was %s ago or later", span(age))
+		a.Note("as it was %s ago or later", span(age))
 	}
 }
 
-func (a *app) showNodes(nodes []*hostv1.Node) error {
+func (a *App) showNodes(nodes []*hostv1.Node) error {
 	if len(nodes) == 0 {
-		a.note("no nodes; an agent becomes one when it has reported its drivers to the ledger")
+		a.Note("no nodes; an agent becomes one when it has reported its drivers to the ledger")
 		return nil
 	}
-	t := newTable("NAME", "STATUS", "ELIGIBLE", "DRAIN", "ROLE", "VERSION", "ADDRESS", "DRIVERS", "HEARD FROM")
+	t := NewTable("NAME", "STATUS", "ELIGIBLE", "DRAIN", "ROLE", "VERSION", "ADDRESS", "DRIVERS", "HEARD FROM")
 	for _, n := range nodes {
 		well := 0
 		for _, d := range n.GetDrivers() {
@@ -79,41 +78,41 @@ func (a *app) showNodes(nodes []*hostv1.Node) error {
 				well++
 			}
 		}
-		t.row(n.GetName(), nodeStatus(n.GetStatus()), yesNo(n.GetEligible()), drained(n.GetDrain()), nodeRole(n),
+		t.Row(n.GetName(), nodeStatus(n.GetStatus()), yesNo(n.GetEligible()), drained(n.GetDrain()), nodeRole(n),
 			n.GetVersion(), n.GetAddress(),
 			fmt.Sprintf("%d of %d healthy", well, len(n.GetDrivers())), since(n.GetLastHeard()))
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
 // nodeStatus is a cell with a node's status.
-func nodeStatus(status string) cell {
+func nodeStatus(status string) Cell {
 	switch claim.NodeStatus(status) {
 	case claim.NodeReady:
-		return cell{status, green}
+		return Cell{status, Green}
 	case claim.NodeDisconnected:
-		return cell{status, yellow}
+		return Cell{status, Yellow}
 	default:
-		return cell{status, red}
+		return Cell{status, Red}
 	}
 }
 
-func yesNo(yes bool) cell {
+func yesNo(yes bool) Cell {
 	if yes {
-		return cell{"yes", ""}
+		return Cell{"yes", ""}
 	}
-	return cell{"no", yellow}
+	return Cell{"no", Yellow}
 }
 
 // drained is a cell with the state of a drain.
-func drained(d *hostv1.NodeDrain) cell {
+func drained(d *hostv1.NodeDrain) Cell {
 	switch {
 	case d == nil:
-		return cell{"", ""}
+		return Cell{"", ""}
 	case d.GetDoneAt() == nil:
-		return cell{"under way", yellow}
+		return Cell{"under way", Yellow}
 	default:
-		return cell{"done", green}
+		return Cell{"done", Green}
 	}
 }
 
@@ -128,77 +127,77 @@ func nodeRole(n *hostv1.Node) string {
 	}
 }
 
-func (a *app) showNode(m *hostv1.GetNodeResponse) error {
+func (a *App) showNode(m *hostv1.GetNodeResponse) error {
 	n := m.GetNode()
-	t := newTable()
-	t.row("Name", n.GetName())
-	t.row("Status", nodeStatus(n.GetStatus()))
-	t.row("Since", since(n.GetStatusAt()))
-	t.row("Eligible", yesNo(n.GetEligible()))
-	t.row("Namespaces", strings.Join(n.GetNamespaces(), " "))
-	t.row("Drain", drained(n.GetDrain()))
+	t := NewTable()
+	t.Row("Name", n.GetName())
+	t.Row("Status", nodeStatus(n.GetStatus()))
+	t.Row("Since", since(n.GetStatusAt()))
+	t.Row("Eligible", yesNo(n.GetEligible()))
+	t.Row("Namespaces", strings.Join(n.GetNamespaces(), " "))
+	t.Row("Drain", drained(n.GetDrain()))
 	if d := n.GetDrain(); d != nil {
-		t.row("Drained since", fmt.Sprintf("%s, by %s", since(d.GetStartedAt()), d.GetBy()))
+		t.Row("Drained since", fmt.Sprintf("%s, by %s", since(d.GetStartedAt()), d.GetBy()))
 	}
-	t.row("Role", nodeRole(n))
-	t.row("Version", n.GetVersion())
-	t.row("Address", n.GetAddress())
-	t.row("Heard from", since(n.GetLastHeard()))
+	t.Row("Role", nodeRole(n))
+	t.Row("Version", n.GetVersion())
+	t.Row("Address", n.GetAddress())
+	t.Row("Heard from", since(n.GetLastHeard()))
 	if n.GetStatus() == string(claim.NodeDisconnected) {
-		t.row("Claims released", ahead(n.GetLetGoAt()))
+		t.Row("Claims released", ahead(n.GetLetGoAt()))
 	}
-	t.row("Attributes", joinMap(n.GetAttributes()))
-	if err := a.show(t); err != nil {
+	t.Row("Attributes", joinMap(n.GetAttributes()))
+	if err := a.Show(t); err != nil {
 		return err
 	}
 	if len(n.GetDrivers()) > 0 {
-		t := newTable("DRIVER", "TYPE", "HEALTH", "PROVIDER", "VERSION", "NODE ID", "TOPOLOGY", "MESSAGE")
+		t := NewTable("DRIVER", "TYPE", "HEALTH", "PROVIDER", "VERSION", "NODE ID", "TOPOLOGY", "MESSAGE")
 		for _, d := range n.GetDrivers() {
-			t.row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetNodeId(),
+			t.Row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetNodeId(),
 				joinMap(d.GetTopology()), d.GetMessage())
 		}
-		if err := a.section(t); err != nil {
+		if err := a.Section(t); err != nil {
 			return err
 		}
 	}
 	if len(n.GetDevices()) > 0 {
-		t := newTable("DEVICES", "PLUGIN", "NUMBER")
+		t := NewTable("DEVICES", "PLUGIN", "NUMBER")
 		for _, d := range n.GetDevices() {
-			t.row(strings.Join([]string{d.GetVendor(), d.GetType(), d.GetName()}, "/"), d.GetPlugin(),
+			t.Row(strings.Join([]string{d.GetVendor(), d.GetType(), d.GetName()}, "/"), d.GetPlugin(),
 				fmt.Sprintf("%d of %d healthy", d.GetHealthy(), d.GetTotal()))
 		}
-		if err := a.section(t); err != nil {
+		if err := a.Section(t); err != nil {
 			return err
 		}
 	}
 	if len(m.GetWorkloads()) > 0 {
-		t := newTable("WORKLOAD", "NAMESPACE", "STATUS", "AFTER", "AGE")
+		t := NewTable("WORKLOAD", "NAMESPACE", "STATUS", "AFTER", "AGE")
 		for _, w := range m.GetWorkloads() {
-			t.row(w.GetId(), w.GetNamespace(), w.GetStatus(), strings.Join(w.GetAfter(), " "), age(w.GetCreatedAt()))
+			t.Row(w.GetId(), w.GetNamespace(), w.GetStatus(), strings.Join(w.GetAfter(), " "), age(w.GetCreatedAt()))
 		}
-		if err := a.section(t); err != nil {
+		if err := a.Section(t); err != nil {
 			return err
 		}
 	}
 	if len(m.GetClaims()) == 0 {
 		return nil
 	}
-	t = newTable("VOLUME", "NAMESPACE", "WORKLOAD", "MODE", "STATE", "AGE")
+	t = NewTable("VOLUME", "NAMESPACE", "WORKLOAD", "MODE", "STATE", "AGE")
 	for _, c := range m.GetClaims() {
-		t.row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), claimState(c.GetState()), age(c.GetTakenAt()))
+		t.Row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), claimState(c.GetState()), age(c.GetTakenAt()))
 	}
-	return a.section(t)
+	return a.Section(t)
 }
 
-// section shows a further table.
-func (a *app) section(t *table) error {
-	if _, err := fmt.Fprintln(a.out); err != nil {
+// Section shows a further table.
+func (a *App) Section(t *Table) error {
+	if _, err := fmt.Fprintln(a.Out); err != nil {
 		return err
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
-func (a *app) nodeDrain() *cobra.Command {
+func (a *App) nodeDrain() *cobra.Command {
 	var enable, disable, wait bool
 	cmd := &cobra.Command{
 		Use: "drain NODE", Short: "Stop all workloads of a node and start none there, or end that",
@@ -206,10 +205,10 @@ func (a *app) nodeDrain() *cobra.Command {
 the drain is disabled. The node does so by itself; -wait waits until it has nothing left.`,
 		Example: `pannier node drain -enable -wait web-1
 pannier node drain -disable web-1`,
-		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		ValidArgsFunction: a.CompleteIDs(nodeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if enable && disable || !enable && !disable && !wait || disable && wait {
-				return &usageError{err: errors.New("give -enable or -disable; -wait goes with -enable, or alone")}
+				return Usage("give -enable or -disable; -wait goes with -enable, or alone")
 			}
 			if enable || disable {
 				resp, err := client.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: args[0], Enable: enable})
@@ -217,7 +216,7 @@ pannier node drain -disable web-1`,
 					return hint(err, ExitNotFound, knownNodes)
 				}
 				if !wait {
-					return a.print(resp, func() error { return a.say(drainText(args[0], enable)) })
+					return a.Print(resp, func() error { return a.Say("%s", drainText(args[0], enable)) })
 				}
 			}
 			return a.awaitDrain(ctx, client, args[0])
@@ -237,7 +236,7 @@ func drainText(node string, enable bool) string {
 }
 
 // awaitDrain waits until a node's drain is done, and shows what is left meanwhile.
-func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) error {
+func (a *App) awaitDrain(ctx context.Context, client *api.Client, name string) error {
 	req := &hostv1.GetNodeRequest{Name: name, Read: &hostv1.ReadOptions{}}
 	for left := -1; ; {
 		resp, err := client.Nodes.GetNode(ctx, req)
@@ -247,41 +246,39 @@ func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) e
 		drain := resp.GetNode().GetDrain()
 		switch {
 		case drain == nil:
-			return &hintError{
-				&codeError{fmt.Errorf("node %q is not drained", name), ExitRefused},
-				"begin it with: pannier node drain -enable -wait " + name,
-			}
+			return Hinted(Coded(ExitRefused, fmt.Errorf("node %q is not drained", name)), "%s",
+				"begin it with: pannier node drain -enable -wait "+name)
 		case drain.GetDoneAt() != nil:
-			return a.answer(resp, "node %q has nothing left", name)
+			return a.Done(resp, "node %q has nothing left", name)
 		}
 		if now := len(resp.GetWorkloads()); now != left {
 			left = now
-			a.note("%s and %s are left on node %q", escape.Count(left, "workload"),
+			a.Note("%s and %s are left on node %q", escape.Count(left, "workload"),
 				escape.Count(len(resp.GetClaims()), "claim"), name)
 		}
 		req.Read.Index = resp.GetMeta().GetIndex()
 	}
 }
 
-func (a *app) nodeEligibility() *cobra.Command {
+func (a *App) nodeEligibility() *cobra.Command {
 	var enable, disable bool
 	cmd := &cobra.Command{
 		Use: "eligibility NODE", Short: "Set whether a node starts workloads; running ones continue",
-		Example: "pannier node eligibility -disable web-1",
-		Args:    exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier node eligibility -disable web-1",
+		ValidArgsFunction: a.CompleteIDs(nodeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if enable == disable {
-				return &usageError{err: errors.New("give -enable or -disable")}
+				return Usage("give -enable or -disable")
 			}
 			resp, err := client.Nodes.SetNodeEligibility(ctx, &hostv1.SetNodeEligibilityRequest{Name: args[0], Eligible: enable})
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				if enable {
-					return a.say(fmt.Sprintf("node %q starts workloads", args[0]))
+					return a.Say("node %q starts workloads", args[0])
 				}
-				return a.say(fmt.Sprintf("node %q starts no new workloads; running ones continue", args[0]))
+				return a.Say("node %q starts no new workloads; running ones continue", args[0])
 			})
 		}),
 	}
@@ -290,7 +287,7 @@ func (a *app) nodeEligibility() *cobra.Command {
 	return cmd
 }
 
-func (a *app) nodeNamespaces() *cobra.Command {
+func (a *App) nodeNamespaces() *cobra.Command {
 	var every bool
 	var only []string
 	cmd := &cobra.Command{
@@ -300,21 +297,21 @@ root does with any token reaches no others. Its drivers' controllers serve the v
 continue. The node cannot change it; "node purge" forgets it.`,
 		Example: `pannier node namespaces -only shop -only 'shop-*' web-1
 pannier node namespaces -any web-1`,
-		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		ValidArgsFunction: a.CompleteIDs(nodeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if every == (len(only) > 0) {
-				return &usageError{err: errors.New("give -only, once for each namespace, or -any")}
+				return Usage("give -only, once for each namespace, or -any")
 			}
 			resp, err := client.Nodes.SetNodeNamespaces(ctx, &hostv1.SetNodeNamespacesRequest{Name: args[0], Namespaces: only})
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				if every {
-					return a.say(fmt.Sprintf("node %q starts workloads of all namespaces", args[0]))
+					return a.Say("node %q starts workloads of all namespaces", args[0])
 				}
-				return a.say(fmt.Sprintf("node %q starts workloads of no other namespaces than %s", args[0],
-					strings.Join(resp.GetNode().GetNamespaces(), ", ")))
+				return a.Say("node %q starts workloads of no other namespaces than %s", args[0],
+					strings.Join(resp.GetNode().GetNamespaces(), ", "))
 			})
 		}),
 	}
@@ -323,7 +320,7 @@ pannier node namespaces -any web-1`,
 	return cmd
 }
 
-func (a *app) nodePurge() *cobra.Command {
+func (a *App) nodePurge() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "purge NODE", Short: "Forget a node that is gone for good",
@@ -331,22 +328,22 @@ func (a *app) nodePurge() *cobra.Command {
 confirm that it is down: its workloads are recorded as ended, and its claims are released. What
 it has left in the Consul of the leader is removed: services, where the Consul agent is the same,
 and its part of intentions.`,
-		Example: "pannier node purge web-1",
-		Args:    exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier node purge web-1",
+		ValidArgsFunction: a.CompleteIDs(nodeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Nodes.PurgeNode(ctx, &hostv1.PurgeNodeRequest{Name: args[0], Force: force})
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				for _, c := range resp.GetLetGo() {
-					a.note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node",
+					a.Note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node",
 						c.GetWorkload(), c.GetVolume())
 				}
 				if why := resp.GetLeft(); why != "" {
-					a.note("warning: what the node has left in Consul is still there: %s", why)
+					a.Note("warning: what the node has left in Consul is still there: %s", why)
 				}
-				return a.say(fmt.Sprintf("node %q is forgotten", args[0]))
+				return a.Say("node %q is forgotten", args[0])
 			})
 		}),
 	}

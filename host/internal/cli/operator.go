@@ -14,35 +14,34 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) operatorCommand() *cobra.Command {
-	return a.noun("operator", "The cluster's servers",
-		a.noun("raft", "Servers that take part in raft", a.raftListPeers(), a.raftTransfer(), a.raftRemove()),
-		a.noun("autopilot", "Automatic maintenance of servers by the leader", a.autopilotGet(), a.autopilotSet(),
+func (a *App) operatorCommand() *cobra.Command {
+	return a.Noun("operator", "The cluster's servers",
+		a.Noun("raft", "Servers that take part in raft", a.raftListPeers(), a.raftTransfer(), a.raftRemove()),
+		a.Noun("autopilot", "Automatic maintenance of servers by the leader", a.autopilotGet(), a.autopilotSet(),
 			a.autopilotHealth()),
-		a.noun("snapshot", "Copies of the ledger", a.snapshotCommands()...),
-		a.noun("secrets", "The keys that encrypt secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
+		a.Noun("snapshot", "Copies of the ledger", a.snapshotSave(), a.snapshotRestore(), a.snapshotInspect()),
+		a.Noun("secrets", "The keys that encrypt secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
 }
 
 // knownPeers is the advice for an unknown server.
 const knownPeers = "pannier operator raft list-peers lists the servers"
 
-func (a *app) raftListPeers() *cobra.Command {
+func (a *App) raftListPeers() *cobra.Command {
 	return &cobra.Command{
 		Use: "list-peers", Short: "List the servers that take part in raft",
 		Example: "pannier operator raft list-peers",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Operator.ListPeers(ctx, &hostv1.ListPeersRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error { return a.showPeers(resp.GetPeers()) })
+			return a.Print(resp, func() error { return a.showPeers(resp.GetPeers()) })
 		}),
 	}
 }
 
-func (a *app) showPeers(peers []*hostv1.RaftPeer) error {
-	t := newTable("NAME", "ADDRESS", "STATE", "VOTER", "HEALTH", "LAST CONTACT", "LAST INDEX", "VERSION")
+func (a *App) showPeers(peers []*hostv1.RaftPeer) error {
+	t := NewTable("NAME", "ADDRESS", "STATE", "VOTER", "HEALTH", "LAST CONTACT", "LAST INDEX", "VERSION")
 	for _, p := range peers {
 		state, contact := "follower", ""
 		if p.GetLeader() {
@@ -51,18 +50,17 @@ func (a *app) showPeers(peers []*hostv1.RaftPeer) error {
 		if p.GetLastContact() != nil {
 			contact = p.GetLastContact().AsDuration().Round(time.Millisecond).String()
 		}
-		t.row(p.GetName(), p.GetAddress(), state, yesNo(p.GetVoter()), healthy(p.GetHealthy()), contact, p.GetLastIndex(),
+		t.Row(p.GetName(), p.GetAddress(), state, yesNo(p.GetVoter()), healthy(p.GetHealthy()), contact, p.GetLastIndex(),
 			p.GetVersion())
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
-func (a *app) raftTransfer() *cobra.Command {
+func (a *App) raftTransfer() *cobra.Command {
 	return &cobra.Command{
 		Use: "transfer-leadership [NAME]", Short: "Make another server the leader: NAME, or one that is up to date",
 		Example: "pannier operator raft transfer-leadership server-2",
-		Args:    between(0, "NAME"),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req := &hostv1.TransferLeadershipRequest{}
 			if len(args) > 0 {
 				req.Name = args[0]
@@ -71,62 +69,60 @@ func (a *app) raftTransfer() *cobra.Command {
 			if err != nil {
 				return hint(err, ExitNotFound, knownPeers)
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				if resp.GetLeader() == "" {
-					return a.say("leadership is transferred; pannier operator raft list-peers shows to whom")
+					return a.Say("leadership is transferred; pannier operator raft list-peers shows to whom")
 				}
-				return a.say(fmt.Sprintf("server %q leads", resp.GetLeader()))
+				return a.Say("server %q leads", resp.GetLeader())
 			})
 		}),
 	}
 }
 
-func (a *app) raftRemove() *cobra.Command {
+func (a *App) raftRemove() *cobra.Command {
 	return &cobra.Command{
 		Use: "remove-peer NAME", Short: "Remove a server from raft that is gone for good",
 		Long: `Remove a server from raft that is gone for good. One that still runs leaves by itself:
 pannier agent leave, on it.`,
 		Example: "pannier operator raft remove-peer server-3",
-		Args:    exactly("NAME"),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Operator.RemovePeer(ctx, &hostv1.RemovePeerRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, knownPeers)
 			}
-			return a.answer(resp, "server %q is removed from raft", args[0])
+			return a.Done(resp, "server %q is removed from raft", args[0])
 		}),
 	}
 }
 
-func (a *app) autopilotGet() *cobra.Command {
+func (a *App) autopilotGet() *cobra.Command {
 	return &cobra.Command{
 		Use: "get", Short: "Show the settings of autopilot",
 		Example: "pannier operator autopilot get",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Operator.GetAutopilot(ctx, &hostv1.GetAutopilotRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error { return a.showAutopilot(resp.GetAutopilot()) })
+			return a.Print(resp, func() error { return a.showAutopilot(resp.GetAutopilot()) })
 		}),
 	}
 }
 
-func (a *app) showAutopilot(p *hostv1.Autopilot) error {
-	t := newTable()
-	t.row("Cleans up dead servers", yesNo(p.GetCleanupDeadServers()))
-	t.row("Healthy with a contact within", p.GetLastContactThreshold().AsDuration())
-	t.row("Votes when healthy for", p.GetServerStabilizationTime().AsDuration())
+func (a *App) showAutopilot(p *hostv1.Autopilot) error {
+	t := NewTable()
+	t.Row("Cleans up dead servers", yesNo(p.GetCleanupDeadServers()))
+	t.Row("Healthy with a contact within", p.GetLastContactThreshold().AsDuration())
+	t.Row("Votes when healthy for", p.GetServerStabilizationTime().AsDuration())
 	quorum := fmt.Sprint(p.GetMinQuorum())
 	if p.GetMinQuorum() == 0 {
 		quorum = "as many as formed the cluster"
 	}
-	t.row("Leaves voters at least", quorum)
-	return a.show(t)
+	t.Row("Leaves voters at least", quorum)
+	return a.Show(t)
 }
 
-func (a *app) autopilotSet() *cobra.Command {
+func (a *App) autopilotSet() *cobra.Command {
 	var cleanup bool
 	var contact, stabilization time.Duration
 	var quorum uint32
@@ -135,14 +131,13 @@ func (a *app) autopilotSet() *cobra.Command {
 		Long: `Change the settings of autopilot, for all servers. From the first change on the ledger has
 them, and the autopilot blocks of configurations no longer count.`,
 		Example: "pannier operator autopilot set -last-contact-threshold 500ms",
-		Args:    exactly(),
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&cleanup, "cleanup-dead-servers", true, "remove servers that do not answer")
 	flags.DurationVar(&contact, "last-contact-threshold", 0, "how long a healthy server may be silent")
 	flags.DurationVar(&stabilization, "server-stabilization-time", 0, "how long a server is healthy before it votes")
 	flags.Uint32Var(&quorum, "min-quorum", 0, "the least number of voters to keep; 0: as many as formed the cluster")
-	cmd.RunE = a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+	cmd.RunE = a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 		want := &hostv1.Autopilot{}
 		if flags.Changed("cleanup-dead-servers") {
 			want.CleanupDeadServers = &cleanup
@@ -157,38 +152,36 @@ them, and the autopilot blocks of configurations no longer count.`,
 			want.MinQuorum = &quorum
 		}
 		if proto.Equal(want, &hostv1.Autopilot{}) {
-			return &usageError{err: fmt.Errorf("give at least one setting to change"), command: cmd.CommandPath()}
+			return Usage("give at least one setting to change")
 		}
 		resp, err := client.Operator.SetAutopilot(ctx, &hostv1.SetAutopilotRequest{Autopilot: want})
 		if err != nil {
 			return err
 		}
-		return a.print(resp, func() error { return a.showAutopilot(resp.GetAutopilot()) })
+		return a.Print(resp, func() error { return a.showAutopilot(resp.GetAutopilot()) })
 	})
 	return cmd
 }
 
-func (a *app) autopilotHealth() *cobra.Command {
+func (a *App) autopilotHealth() *cobra.Command {
 	return &cobra.Command{
 		Use: "health", Short: "Show the health of the servers, and how many more may fail",
 		Long: `Show the health of the servers, and how many more may fail. The exit code is 1 when one is
 unhealthy.`,
 		Example: "pannier operator autopilot health",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
 			if err != nil {
 				return err
 			}
-			err = a.print(resp, func() error {
+			err = a.Print(resp, func() error {
 				if err := a.showPeers(resp.GetPeers()); err != nil {
 					return err
 				}
-				if _, err := fmt.Fprintln(a.out); err != nil {
+				if _, err := fmt.Fprintln(a.Out); err != nil {
 					return err
 				}
-				return a.say(fmt.Sprintf("%s may fail before the ledger stops",
-					escape.Count(resp.GetFailureTolerance(), "more server")))
+				return a.Say("%s may fail before the ledger stops", escape.Count(resp.GetFailureTolerance(), "more server"))
 			})
 			if err == nil && !resp.GetHealthy() {
 				return silentExit(ExitError)
@@ -198,68 +191,66 @@ unhealthy.`,
 	}
 }
 
-func (a *app) secretsStatus() *cobra.Command {
+func (a *App) secretsStatus() *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "List the keys that encrypt secrets in the ledger",
 		Long: `List the keys that encrypt secrets in the ledger, how many records need each, and whether
 the leader has it.`,
 		Example: "pannier operator secrets status",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Secrets.GetSecretsStatus(ctx, &hostv1.GetSecretsStatusRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error { return a.showSecretsKeys(resp) })
+			return a.Print(resp, func() error { return a.showSecretsKeys(resp) })
 		}),
 	}
 }
 
-func (a *app) showSecretsKeys(s *hostv1.GetSecretsStatusResponse) error {
-	t := newTable("KEY", "STATE", "SEALED", "ADDED", "HERE")
+func (a *App) showSecretsKeys(s *hostv1.GetSecretsStatusResponse) error {
+	t := NewTable("KEY", "STATE", "SEALED", "ADDED", "HERE")
 	state := "old"
 	for _, k := range s.GetKeys() {
 		if k.GetActive() {
 			state = "active"
 		}
-		t.row(k.GetId(), state, k.GetSealed(), age(k.GetAddedAt()), yesNo(k.GetHere()))
+		t.Row(k.GetId(), state, k.GetSealed(), age(k.GetAddedAt()), yesNo(k.GetHere()))
 		if k.GetActive() {
 			state = "next"
 		}
 	}
-	if err := a.show(t); err != nil || s.GetProblem() == "" {
+	if err := a.Show(t); err != nil || s.GetProblem() == "" {
 		return err
 	}
-	return a.say(s.GetProblem())
+	return a.Say("%s", s.GetProblem())
 }
 
-func (a *app) secretsRotate() *cobra.Command {
+func (a *App) secretsRotate() *cobra.Command {
 	return &cobra.Command{
 		Use: "rotate", Short: "Rotate the key and re-encrypt secrets",
 		Long: `Rotate the key and re-encrypt secrets. Every server gets the new key, which is used from
 then on; secrets are re-encrypted in the background, and then the old key is removed.
 Refused while a server does not answer.`,
 		Example: "pannier operator secrets rotate",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Secrets.RotateSecretsKey(ctx, &hostv1.RotateSecretsKeyRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error {
-				return a.say(
-					fmt.Sprintf("secrets are encrypted with key %s from now on; the old key is removed when nothing needs it "+
-						"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them", resp.GetId()))
+			return a.Print(resp, func() error {
+				return a.Say(
+					"secrets are encrypted with key %s from now on; the old key is removed when nothing needs it "+
+						"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them", resp.GetId())
 			})
 		}),
 	}
 }
 
-func (a *app) systemCommand() *cobra.Command {
-	return a.noun("system", "Maintenance of the ledger", a.systemGC())
+func (a *App) systemCommand() *cobra.Command {
+	return a.Noun("system", "Maintenance of the ledger", a.systemGC())
 }
 
-func (a *app) systemGC() *cobra.Command {
+func (a *App) systemGC() *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use: "gc", Short: "Collect garbage now",
@@ -268,22 +259,21 @@ ended workloads, drivers that no node has, nodes that are down and hold nothing,
 ACL tokens. The leader does so periodically (gc in the agent's configuration); what is
 not old enough stays.`,
 		Example: "pannier system gc -dry-run",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.System.CollectGarbage(ctx, &hostv1.CollectGarbageRequest{DryRun: dryRun})
 			if err != nil {
 				return err
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				if len(resp.GetGarbage()) == 0 {
-					a.note("nothing to collect")
+					a.Note("nothing to collect")
 					return nil
 				}
-				t := newTable("KIND", "NAMESPACE", "ID", "SINCE", "REASON")
+				t := NewTable("KIND", "NAMESPACE", "ID", "SINCE", "REASON")
 				for _, g := range resp.GetGarbage() {
-					t.row(g.GetKind(), g.GetNamespace(), g.GetId(), since(g.GetSince()), g.GetReason())
+					t.Row(g.GetKind(), g.GetNamespace(), g.GetId(), since(g.GetSince()), g.GetReason())
 				}
-				return a.show(t)
+				return a.Show(t)
 			})
 		}),
 	}

@@ -1,5 +1,3 @@
-//go:build !client
-
 package cli
 
 import (
@@ -15,20 +13,19 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) snapshotSave() *cobra.Command {
+func (a *App) snapshotSave() *cobra.Command {
 	return &cobra.Command{
 		Use: "save FILE", Short: "Write a copy of the ledger to a new file",
 		Long: `Write a copy of the ledger to a new file, which only you can read. Secrets in it are
 encrypted. Needs a management token when ACLs are on.`,
 		Example: `pannier operator snapshot save "ledger-$(date +%F).snapshot"`,
-		Args:    exactly("FILE"),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			stream, err := client.Operator.SaveSnapshot(ctx, &hostv1.SaveSnapshotRequest{})
 			if err != nil {
 				return err
@@ -38,7 +35,7 @@ encrypted. Needs a management token when ACLs are on.`,
 			if err != nil {
 				return err
 			}
-			return a.answer(info, "wrote %s: the ledger at index %d, %s", args[0], info.GetIndex(), size(info.GetSize()))
+			return a.Done(info, "wrote %s: the ledger at index %d, %s", args[0], info.GetIndex(), size(info.GetSize()))
 		}),
 	}
 }
@@ -52,7 +49,7 @@ func writeSnapshot(path string,
 		return err
 	})
 	if errors.Is(err, fs.ErrExist) {
-		err = &hintError{&codeError{fmt.Errorf("%s already exists", path), ExitRefused}, "name another file"}
+		err = Hinted(Coded(ExitRefused, fmt.Errorf("%s already exists", path)), "name another file")
 	}
 	return info, err
 }
@@ -78,7 +75,7 @@ func copySnapshot(f *os.File,
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	if _, err := cluster.Inspect(f); err != nil {
+	if _, err := backup.Inspect(f); err != nil {
 		return nil, fmt.Errorf("the written file is not a snapshot: %w", err)
 	}
 	return info, nil
@@ -87,14 +84,13 @@ func copySnapshot(f *os.File,
 // chunkSize is the size of a snapshot's chunk in one message, in bytes.
 const chunkSize = 256 << 10
 
-func (a *app) snapshotRestore() *cobra.Command {
+func (a *App) snapshotRestore() *cobra.Command {
 	return &cobra.Command{
 		Use: "restore FILE", Short: "Replace the ledger by a copy, on every server",
 		Long: `Replace the ledger by a copy, on every server. The copy is checked first. Everything
 that changed after it was made is lost. Refused while there are claims.`,
 		Example: "pannier operator snapshot restore ledger.snapshot",
-		Args:    exactly("FILE"),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			f, _, err := openSnapshot(args[0])
 			if err != nil {
 				return err
@@ -123,36 +119,35 @@ that changed after it was made is lost. Refused while there are claims.`,
 			if err != nil {
 				return err
 			}
-			return a.answer(resp, "restored the ledger from %s, at index %d", args[0], resp.GetSnapshot().GetIndex())
+			return a.Done(resp, "restored the ledger from %s, at index %d", args[0], resp.GetSnapshot().GetIndex())
 		}),
 	}
 }
 
 // openSnapshot opens a file and checks that it is a complete snapshot.
-func openSnapshot(path string) (*os.File, cluster.Backup, error) {
+func openSnapshot(path string) (*os.File, backup.Backup, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, cluster.Backup{}, &codeError{err, ExitNotFound}
+		return nil, backup.Backup{}, Coded(ExitNotFound, err)
 	}
 	if err != nil {
-		return nil, cluster.Backup{}, err
+		return nil, backup.Backup{}, err
 	}
-	info, err := cluster.Inspect(f)
+	info, err := backup.Inspect(f)
 	if err == nil {
 		_, err = f.Seek(0, io.SeekStart)
 	}
 	if err != nil {
-		return nil, info, errors.Join(&codeError{fmt.Errorf("%s: %w", path, err), ExitUsage}, f.Close())
+		return nil, info, errors.Join(Coded(ExitUsage, fmt.Errorf("%s: %w", path, err)), f.Close())
 	}
 	return f, info, nil
 }
 
-func (a *app) snapshotInspect() *cobra.Command {
+func (a *App) snapshotInspect() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect FILE", Short: "Check a copy of the ledger and describe it; needs no agent",
 		Example: "pannier operator snapshot inspect ledger.snapshot",
-		Args:    exactly("FILE"),
-		RunE: a.do(func(_ context.Context, args []string) error {
+		RunE: a.Do(func(_ context.Context, args []string) error {
 			f, info, err := openSnapshot(args[0])
 			if err != nil {
 				return err
@@ -165,16 +160,16 @@ func (a *app) snapshotInspect() *cobra.Command {
 					info.CreatedAt),
 				Cluster: info.Cluster, Server: info.Server,
 			}
-			return a.print(shown, func() error {
-				t := newTable()
-				t.row("Cluster", info.Cluster)
-				t.row("Server", info.Server)
-				t.row("Created", info.CreatedAt.Format(time.DateTime))
-				t.row("Index", info.Index)
-				t.row("Term", info.Term)
-				t.row("Size", size(info.Size))
-				t.row("SHA-256", info.SHA256)
-				return a.show(t)
+			return a.Print(shown, func() error {
+				t := NewTable()
+				t.Row("Cluster", info.Cluster)
+				t.Row("Server", info.Server)
+				t.Row("Created", info.CreatedAt.Format(time.DateTime))
+				t.Row("Index", info.Index)
+				t.Row("Term", info.Term)
+				t.Row("Size", size(info.Size))
+				t.Row("SHA-256", info.SHA256)
+				return a.Show(t)
 			})
 		}),
 	}

@@ -10,7 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/clustertest"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -36,7 +36,7 @@ func (f *fake) RestoreSnapshot(_ context.Context,
 	for s.Receive() {
 		got.Write(s.Msg().GetChunk())
 	}
-	b, err := cluster.Inspect(&got)
+	b, err := backup.Inspect(&got)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}

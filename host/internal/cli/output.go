@@ -33,7 +33,7 @@ const (
 // extraFormats annotates a command that has formats of its own.
 const extraFormats = "formats"
 
-func (a *app) checkFormat(cmd *cobra.Command) error {
+func (a *App) checkFormat(cmd *cobra.Command) error {
 	allowed := []string{formatTable, formatJSON}
 	allowed = append(allowed, strings.Fields(cmd.Annotations[extraFormats])...)
 	for _, format := range allowed {
@@ -44,63 +44,57 @@ func (a *app) checkFormat(cmd *cobra.Command) error {
 	return fmt.Errorf("output format %q is not one of %s", a.format, strings.Join(allowed, ", "))
 }
 
-// print writes a message as JSON, or calls table for people.
-func (a *app) print(m proto.Message, table func() error) error {
+// Print writes a message of the API, or another value, as JSON, or calls table for people.
+func (a *App) Print(v any, table func() error) error { return a.print(v, "  ", table) }
+
+// printLine is Print for one of several, which is a line of JSON.
+func (a *App) printLine(v any, people func() error) error { return a.print(v, "", people) }
+
+func (a *App) print(v any, indent string, people func() error) error {
 	if a.format == formatJSON {
-		return a.printJSON(m, "  ")
+		return a.writeJSON(v, indent)
 	}
-	return table()
+	return people()
 }
 
 // confirm asks a person who sits at a terminal. A program is not asked. The error says that the answer was no.
-func (a *app) confirm(yes bool, format string, args ...any) error {
+func (a *App) confirm(yes bool, format string, args ...any) error {
 	if yes || !isTerminal(os.Stdin) {
 		return nil
 	}
-	fmt.Fprint(a.err, printable(fmt.Sprintf(format, args...))+" [y/N] ")
+	fmt.Fprint(a.Err, printable(fmt.Sprintf(format, args...))+" [y/N] ")
 	answer, err := bufio.NewReader(os.Stdin).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read the answer: %w", err)
 	}
 	if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
-		return &codeError{errors.New("nothing was changed"), ExitRefused}
+		return Coded(ExitRefused, errors.New("nothing was changed"))
 	}
 	return nil
 }
 
-// answer prints a message of the API as JSON, or this line of text.
-func (a *app) answer(m proto.Message, format string, args ...any) error {
-	return a.print(m, func() error { return a.say(fmt.Sprintf(format, args...)) })
+// Done prints the answer of a call as JSON, or this line of text.
+func (a *App) Done(answer any, format string, args ...any) error {
+	return a.Print(answer, func() error { return a.Say(format, args...) })
 }
 
-// say writes a line to standard output.
-func (a *app) say(text string) error {
-	_, err := fmt.Fprintln(a.out, printable(text))
+// Say writes a line to standard output.
+func (a *App) Say(format string, args ...any) error {
+	_, err := fmt.Fprintln(a.Out, printable(fmt.Sprintf(format, args...)))
 	return err
 }
 
-// printJSON writes a message as JSON with the API's names; an empty indent
-// keeps it on one line. It is indented again because protojson's whitespace varies from
-// build to build.
-func (a *app) printJSON(m proto.Message, indent string) error {
-	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-	if err != nil {
-		return fmt.Errorf("write %s as JSON: %w", m.ProtoReflect().Descriptor().Name(), err)
-	}
-	return a.writeJSON(text, indent)
-}
-
-// printValue writes a value that is no message of the API as JSON.
-func (a *app) printValue(v any) error {
+// writeJSON writes a message with the API's names, or another value, without characters that a terminal would obey:
+// JSON leaves some as they are. An empty indent keeps it on one line. Messages are indented again because protojson's
+// whitespace varies from build to build.
+func (a *App) writeJSON(v any, indent string) error {
 	text, err := json.Marshal(v)
-	if err != nil {
-		return err
+	if m, ok := v.(proto.Message); ok {
+		text, err = protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
 	}
-	return a.writeJSON(text, "  ")
-}
-
-// writeJSON writes JSON without characters that a terminal would obey: JSON leaves some as they are.
-func (a *app) writeJSON(text []byte, indent string) error {
+	if err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
 	var line, out bytes.Buffer
 	if err := json.Compact(&line, text); err != nil {
 		return err
@@ -112,37 +106,37 @@ func (a *app) writeJSON(text []byte, indent string) error {
 		return err
 	}
 	out.WriteByte('\n')
-	_, err := out.WriteTo(a.out)
+	_, err = out.WriteTo(a.Out)
 	return err
 }
 
 // table aligns rows for people. A cell may carry a colour.
-type table struct {
-	rows  [][]cell
+type Table struct {
+	rows  [][]Cell
 	width []int
 }
 
-type cell struct {
-	text  string
-	color color
+type Cell struct {
+	Text  string
+	Color Color
 }
 
 // color is an SGR code; empty: none.
-type color string
+type Color string
 
 const (
-	red    color = "31"
-	green  color = "32"
-	yellow color = "33"
-	bold   color = "1"
+	Red    Color = "31"
+	Green  Color = "32"
+	Yellow Color = "33"
+	Bold   Color = "1"
 )
 
-func newTable(header ...string) *table {
-	t := &table{}
+func NewTable(header ...string) *Table {
+	t := &Table{}
 	if len(header) > 0 {
-		row := make([]cell, len(header))
+		row := make([]Cell, len(header))
 		for i, text := range header {
-			row[i] = cell{text, bold}
+			row[i] = Cell{text, Bold}
 		}
 		t.add(row...)
 	}
@@ -150,45 +144,45 @@ func newTable(header ...string) *table {
 }
 
 // row adds cells without colour.
-func (t *table) row(cells ...any) {
-	row := make([]cell, len(cells))
+func (t *Table) Row(cells ...any) {
+	row := make([]Cell, len(cells))
 	for i, c := range cells {
 		switch c := c.(type) {
-		case cell:
+		case Cell:
 			row[i] = c
 		default:
-			row[i] = cell{text: fmt.Sprint(c)}
+			row[i] = Cell{Text: fmt.Sprint(c)}
 		}
 	}
 	t.add(row...)
 }
 
-func (t *table) add(row ...cell) {
+func (t *Table) add(row ...Cell) {
 	for i := range row {
-		row[i].text = printable(row[i].text)
-		if row[i].text == "" {
-			row[i].text = "-"
+		row[i].Text = printable(row[i].Text)
+		if row[i].Text == "" {
+			row[i].Text = "-"
 		}
 		if i == len(t.width) {
 			t.width = append(t.width, 0)
 		}
-		t.width[i] = max(t.width[i], utf8.RuneCountInString(row[i].text))
+		t.width[i] = max(t.width[i], utf8.RuneCountInString(row[i].Text))
 	}
 	t.rows = append(t.rows, row)
 }
 
 // write writes the table, with two spaces between columns and none at the end of a line.
-func (t *table) write(w io.Writer, colored bool) error {
+func (t *Table) write(w io.Writer, colored bool) error {
 	var out strings.Builder
 	for _, row := range t.rows {
 		for i, c := range row {
-			text := c.text
-			if colored && c.color != "" {
-				text = "\x1b[" + string(c.color) + "m" + text + "\x1b[0m"
+			text := c.Text
+			if colored && c.Color != "" {
+				text = "\x1b[" + string(c.Color) + "m" + text + "\x1b[0m"
 			}
 			out.WriteString(text)
 			if i < len(row)-1 {
-				out.WriteString(strings.Repeat(" ", t.width[i]-utf8.RuneCountInString(c.text)+2))
+				out.WriteString(strings.Repeat(" ", t.width[i]-utf8.RuneCountInString(c.Text)+2))
 			}
 		}
 		out.WriteByte('\n')
@@ -198,7 +192,7 @@ func (t *table) write(w io.Writer, colored bool) error {
 }
 
 // show writes a table to standard output.
-func (a *app) show(t *table) error { return t.write(a.out, a.colored(a.out)) }
+func (a *App) Show(t *Table) error { return t.write(a.Out, a.colored(a.Out)) }
 
 // printable makes one line of a text from elsewhere, which could otherwise move the cursor or set the title of a
 // terminal.
@@ -237,10 +231,18 @@ func span(d time.Duration) string {
 	}
 }
 
-// healthy is a cell with a health.
-func healthy(ok bool) cell {
-	if ok {
-		return cell{"healthy", green}
+// Was counts things of which something is told, such as "2 workloads were".
+func Was(n int64, noun string) string {
+	if n == 1 {
+		return escape.Count(n, noun) + " was"
 	}
-	return cell{"unhealthy", red}
+	return escape.Count(n, noun) + " were"
+}
+
+// healthy is a cell with a health.
+func healthy(ok bool) Cell {
+	if ok {
+		return Cell{"healthy", Green}
+	}
+	return Cell{"unhealthy", Red}
 }

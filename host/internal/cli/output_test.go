@@ -15,9 +15,9 @@ import (
 )
 
 func TestTableAlignsByRunesAndColours(t *testing.T) {
-	table := newTable("NAME", "STATE")
-	table.row("größe", cell{"ok", green})
-	table.row("", "x")
+	table := NewTable("NAME", "STATE")
+	table.Row("größe", Cell{"ok", Green})
+	table.Row("", "x")
 	var out bytes.Buffer
 	check.NoError(t, table.write(&out, true))
 	want := "\x1b[1mNAME\x1b[0m   \x1b[1mSTATE\x1b[0m\ngröße  \x1b[32mok\x1b[0m\n-      x\n"
@@ -92,12 +92,12 @@ func TestNoTextControlsATerminal(t *testing.T) {
 	evil := "ok\n2026-01-01 00:00:00  agent  up\x1b[2J\x7f\u009b2J\u202e"
 	for _, format := range []string{formatTable, formatJSON} {
 		var out bytes.Buffer
-		a := &app{out: &out, err: &out, format: format}
+		a := &App{Out: &out, Err: &out, format: format}
 		check.NoError(t, a.showEvent(&hostv1.EventsResponse{Event: &hostv1.Event{
 			Topic: "driver", Type: evil, Subject: evil, Message: evil, Details: map[string]string{evil: evil},
 		}}))
 		check.NoError(t, a.showLogLine(&hostv1.PluginLogResponse{Line: evil}))
-		a.note("error: %s", evil)
+		a.Note("error: %s", evil)
 		lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 		if len(lines) != 3 {
 			t.Errorf("%s: 3 texts became %d lines", format, len(lines))

@@ -56,8 +56,8 @@ func entries[T any](p *paging, get func(size int32, token string) (page []T, nex
 }
 
 // noteNext says how to get the next page.
-func (a *app) noteNext(next string) {
+func (a *App) noteNext(next string) {
 	if next != "" {
-		a.note("there is more: add -page-token %s", next)
+		a.Note("there is more: add -page-token %s", next)
 	}
 }

@@ -18,11 +18,12 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) pluginCommand() *cobra.Command {
-	return a.noun("plugin", "Plugin processes of this host", append(a.pluginFiles(),
-		a.pluginList(), a.pluginStatus(), a.pluginVersions(), a.pluginHistory(), a.pluginLogs(),
-		a.pluginSwap(), a.pluginPromote(), a.pluginRollback(), a.pluginRestart(), a.pluginPin(), a.pluginUnpin(),
-		a.pluginRemove(), a.pluginVerify())...)
+func (a *App) pluginCommand() *cobra.Command {
+	return a.Noun("plugin", "Plugin processes of this host",
+		append(agentsOwn("plugin", "install", "upgrade", "info", "test", "new"),
+			a.pluginList(), a.pluginStatus(), a.pluginVersions(), a.pluginHistory(), a.pluginLogs(),
+			a.pluginSwap(), a.pluginPromote(), a.pluginRollback(), a.pluginRestart(), a.pluginPin(), a.pluginUnpin(),
+			a.pluginRemove(), a.pluginVerify())...)
 }
 
 // grace is the flag -grace.
@@ -34,8 +35,9 @@ type grace struct {
 // of adds the flag to a command.
 func (g *grace) of(cmd *cobra.Command) *cobra.Command {
 	g.cmd = cmd
-	cmd.Flags().DurationVar(&g.given, "grace", 0, "give up the calls of the replaced process after `DURATION`, at most 1h; "+
-		"callers\nrepeat them where that is allowed (default: 5m, or 10s if it is unhealthy\nor does not answer)")
+	cmd.Flags().DurationVar(&g.given, "grace", 0,
+		"give up the calls of the replaced process after `DURATION`, at most 1h; "+
+			"callers\nrepeat them where that is allowed (default: 5m, or 10s if it is unhealthy\nor does not answer)")
 	return cmd
 }
 
@@ -47,7 +49,7 @@ func (g *grace) proto() *durationpb.Duration {
 	return durationpb.New(g.given)
 }
 
-func (a *app) pluginSwap() *cobra.Command {
+func (a *App) pluginSwap() *cobra.Command {
 	var grace grace
 	var part percent
 	cmd := grace.of(a.pluginOrder("swap NAME", "Let the binary in the plugin directory take over now",
@@ -87,7 +89,7 @@ func (p *percent) Set(s string) error {
 	return nil
 }
 
-func (a *app) pluginPromote() *cobra.Command {
+func (a *App) pluginPromote() *cobra.Command {
 	var grace grace
 	return grace.of(a.pluginOrder("promote NAME", "Let a plugin's canary serve",
 		`Let the process serve that pannier plugin swap -canary has started. A pinned plugin is then
@@ -98,7 +100,7 @@ pinned to it. It is on probation like any other new binary.`,
 		}))
 }
 
-func (a *app) pluginRestart() *cobra.Command {
+func (a *App) pluginRestart() *cobra.Command {
 	var grace grace
 	return grace.of(a.pluginOrder("restart NAME", "Replace a plugin's process by a new one of the same binary",
 		`Replace a plugin's process by a new one of the same binary, which is brought up beside
@@ -110,7 +112,7 @@ the old one as for a swap: no call fails, even if the old process hangs. The exi
 		}))
 }
 
-func (a *app) pluginRollback() *cobra.Command {
+func (a *App) pluginRollback() *cobra.Command {
 	var grace grace
 	var to string
 	cmd := grace.of(a.pluginOrder("rollback NAME", "Bring back a binary that served before",
@@ -128,13 +130,12 @@ only that is ended and refused.`,
 	return cmd
 }
 
-func (a *app) pluginPin() *cobra.Command {
+func (a *App) pluginPin() *cobra.Command {
 	cmd := a.pluginOrder("pin NAME [VERSION]", "Keep a plugin at one binary, whatever comes into the plugin directory",
 		`Keep a plugin at one binary, whatever comes into the plugin directory: the one of this
 version, or the one that serves now. The first 6 digits of a sum do as well. pannier
 plugin versions lists what can be pinned, and the newer file that waits meanwhile.`, nil)
-	cmd.Args = between(1, "NAME", "VERSION")
-	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
+	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
 		return a.orderPlugin(ctx, args[0], func(ctx context.Context, client *api.Client, name string) (ordered, error) {
 			which := append(args, "")[1]
 			resp, err := client.Plugins.PinPlugin(ctx, &hostv1.PinPluginRequest{Name: name, Sha256: which})
@@ -144,7 +145,7 @@ plugin versions lists what can be pinned, and the newer file that waits meanwhil
 	return cmd
 }
 
-func (a *app) pluginUnpin() *cobra.Command {
+func (a *App) pluginUnpin() *cobra.Command {
 	return a.pluginOrder("unpin NAME", "Let what is in the plugin directory serve again", "",
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
 			resp, err := client.Plugins.UnpinPlugin(ctx, &hostv1.UnpinPluginRequest{Name: name})
@@ -152,7 +153,7 @@ func (a *app) pluginUnpin() *cobra.Command {
 		})
 }
 
-func (a *app) pluginRemove() *cobra.Command {
+func (a *App) pluginRemove() *cobra.Command {
 	var files bool
 	cmd := &cobra.Command{
 		Use: "remove NAME", Short: "End a plugin whose file is gone, or with its files",
@@ -160,14 +161,14 @@ func (a *app) pluginRemove() *cobra.Command {
 that the agent keeps. Until then the copy that served goes on, also when the agent is
 started again. The exit code is 4 when the file is still there, or when workloads of this
 host depend on the plugin; the message names them.`,
-		Example: "pannier plugin remove -files my-storage",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier plugin remove -files my-storage",
+		ValidArgsFunction: a.CompleteIDs(PluginNames),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Plugins.RemovePlugin(ctx, &hostv1.RemovePluginRequest{Name: args[0], Files: files})
 			if err != nil {
 				return hintPlugin(err)
 			}
-			return a.answer(resp, "plugin %q is removed", args[0])
+			return a.Done(resp, "plugin %q is removed", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&files, "files", false,
@@ -195,17 +196,17 @@ func answer[M any, P interface {
 // order asks the agent to do something with a plugin.
 type order func(ctx context.Context, client *api.Client, name string) (ordered, error)
 
-func (a *app) pluginOrder(use, short, long string, do order) *cobra.Command {
+func (a *App) pluginOrder(use, short, long string, do order) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short, Long: long,
-		Example: "pannier plugin " + strings.Fields(use)[0] + " csi-bridge",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
-		RunE: a.do(func(ctx context.Context, args []string) error { return a.orderPlugin(ctx, args[0], do) }),
+		Example:           "pannier plugin " + strings.Fields(use)[0] + " csi-bridge",
+		ValidArgsFunction: a.CompleteIDs(PluginNames),
+		RunE:              a.Do(func(ctx context.Context, args []string) error { return a.orderPlugin(ctx, args[0], do) }),
 	}
 }
 
-func (a *app) orderPlugin(ctx context.Context, name string, do order) error {
-	client, err := a.api()
+func (a *App) orderPlugin(ctx context.Context, name string, do order) error {
+	client, err := a.Client()
 	if err != nil {
 		return err
 	}
@@ -218,7 +219,7 @@ func (a *app) orderPlugin(ctx context.Context, name string, do order) error {
 	case *hostv1.PinPluginResponse, *hostv1.UnpinPluginResponse:
 		swap = false
 	}
-	return a.print(m, func() error { return a.showOrdered(m.GetPlugin(), swap) })
+	return a.Print(m, func() error { return a.showOrdered(m.GetPlugin(), swap) })
 }
 
 func hintPlugin(err error) error {
@@ -226,7 +227,7 @@ func hintPlugin(err error) error {
 }
 
 // showOrdered shows which generation serves now, and the swap if the order was one.
-func (a *app) showOrdered(p *hostv1.Plugin, swap bool) error {
+func (a *App) showOrdered(p *hostv1.Plugin, swap bool) error {
 	line := fmt.Sprintf("plugin %q is %s; pannier plugin status %s shows more", p.GetName(), p.GetState(), p.GetName())
 	if p.GetPid() != 0 {
 		line = fmt.Sprintf("plugin %q: %s serves", p.GetName(), generation(p.GetGeneration(), p.GetVersion(), p.GetSha256()))
@@ -242,10 +243,10 @@ func (a *app) showOrdered(p *hostv1.Plugin, swap bool) error {
 	if c := p.GetCanary(); c != nil {
 		line += "; " + canary(c)
 	}
-	return a.say(line)
+	return a.Say("%s", line)
 }
 
-func (a *app) pluginVerify() *cobra.Command {
+func (a *App) pluginVerify() *cobra.Command {
 	return &cobra.Command{
 		Use: "verify FILE", Short: "Test whether a binary could take over, without a swap",
 		Long: `Test whether a binary could take over, without a swap. The agent starts a process of it
@@ -254,8 +255,7 @@ NAME_vX.Y.Z), and ends it; nothing is left. The exit code is 4 when a swap would
 fail. Only root and the agent's own user may do this; the file and its folder must be
 writable by their owner only.`,
 		Example: "pannier plugin verify ./csi-bridge_v1.2.0",
-		Args:    exactly("FILE"),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			path, err := filepath.Abs(args[0])
 			if err != nil {
 				return fmt.Errorf("find %s: %w", args[0], err)
@@ -264,26 +264,26 @@ writable by their owner only.`,
 			if err != nil {
 				return err
 			}
-			if err := a.print(resp, func() error { return a.showVerified(resp) }); err != nil || resp.GetHealthy() {
+			if err := a.Print(resp, func() error { return a.showVerified(resp) }); err != nil || resp.GetHealthy() {
 				return err
 			}
-			return &codeError{fmt.Errorf("it reports itself unhealthy: %s", resp.GetMessage()), ExitRefused}
+			return Coded(ExitRefused, fmt.Errorf("it reports itself unhealthy: %s", resp.GetMessage()))
 		}),
 	}
 }
 
-func (a *app) showVerified(v *hostv1.VerifyPluginResponse) error {
-	t := newTable()
-	t.row("Name", v.GetName())
-	t.row("Kind", v.GetKind())
-	t.row("Version", v.GetVersion())
-	t.row("SHA256", v.GetSha256())
-	t.row("Health", healthy(v.GetHealthy()))
-	if err := a.show(t); err != nil {
+func (a *App) showVerified(v *hostv1.VerifyPluginResponse) error {
+	t := NewTable()
+	t.Row("Name", v.GetName())
+	t.Row("Kind", v.GetKind())
+	t.Row("Version", v.GetVersion())
+	t.Row("SHA256", v.GetSha256())
+	t.Row("Health", healthy(v.GetHealthy()))
+	if err := a.Show(t); err != nil {
 		return err
 	}
 	if !v.GetKnown() {
-		a.note("this host has no plugin of the file's name: it was tried without a configuration")
+		a.Note("this host has no plugin of the file's name: it was tried without a configuration")
 	}
 	return nil
 }
@@ -299,13 +299,11 @@ func onePlugin(ctx context.Context, client *api.Client, node, name string) (*hos
 			return p, nil
 		}
 	}
-	return nil, &hintError{
-		&codeError{fmt.Errorf("no plugin %q", name), ExitNotFound},
-		"pannier plugin list lists the plugins",
-	}
+	return nil, Hinted(Coded(ExitNotFound, fmt.Errorf("no plugin %q", name)), "pannier plugin list lists the plugins")
 }
 
-func pluginNames(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
+// PluginNames lists the plugins of the agent that is called.
+func PluginNames(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
 	return pluginNamesOf(new(string))(ctx, client, namespace)
 }
 

@@ -19,7 +19,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) pluginList() *cobra.Command {
+func (a *App) pluginList() *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the versions of all plugins: what serves, is installed, kept or refused",
@@ -27,19 +27,18 @@ func (a *app) pluginList() *cobra.Command {
 serves, what is kept, and what else is in the plugin directory. pannier plugin status shows
 the processes.`,
 		Example: "pannier plugin list\npannier plugin list -node n2",
-		Args:    exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
+		RunE: a.Do(func(ctx context.Context, _ []string) error {
 			return a.listPlugins(ctx, node, func(plugins []*hostv1.Plugin) error {
-				t := newTable("NAME", "KIND", "VERSION", "SHA256", "FILE", "STATE")
+				t := NewTable("NAME", "KIND", "VERSION", "SHA256", "FILE", "STATE")
 				for _, p := range plugins {
 					if len(p.GetVersions()) == 0 {
-						t.row(p.GetName(), p.GetKind(), "", "", "", pluginState(p))
+						t.Row(p.GetName(), p.GetKind(), "", "", "", pluginState(p))
 					}
 					for _, v := range p.GetVersions() {
-						t.row(p.GetName(), p.GetKind(), v.GetVersion(), shortSum(v.GetSha256()), v.GetFile(), versionState(p, v))
+						t.Row(p.GetName(), p.GetKind(), v.GetVersion(), shortSum(v.GetSha256()), v.GetFile(), versionState(p, v))
 					}
 				}
-				return a.show(t)
+				return a.Show(t)
 			})
 		}),
 	}
@@ -47,13 +46,13 @@ the processes.`,
 	return cmd
 }
 
-func (a *app) pluginStatus() *cobra.Command {
+func (a *App) pluginStatus() *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
 		Use: "status [NAME]", Short: "List the plugins with their processes, or show one",
-		Example: "pannier plugin status csi-bridge",
-		Args:    between(0, "NAME"), ValidArgsFunction: a.completeIDs(pluginNamesOf(&node)),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier plugin status csi-bridge",
+		ValidArgsFunction: a.CompleteIDs(pluginNamesOf(&node)),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				return a.listPlugins(ctx, node, a.showPlugins)
 			}
@@ -61,80 +60,80 @@ func (a *app) pluginStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(p, func() error { return a.showPlugin(p) })
+			return a.Print(p, func() error { return a.showPlugin(p) })
 		}),
 	}
 	a.nodeFlag(cmd, &node)
 	return cmd
 }
 
-func (a *app) pluginVersions() *cobra.Command {
+func (a *App) pluginVersions() *cobra.Command {
 	return &cobra.Command{
 		Use: "versions NAME", Short: "List the binaries of a plugin that can be brought back, wait, or are refused",
 		Long: `List the binaries of a plugin: the copies that served and are kept (keep_versions), the one
 that served last at the end, then other files of the plugin directory and what is refused.
 With -o json each is one line.`,
-		Example: "pannier plugin versions csi-bridge",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier plugin versions csi-bridge",
+		ValidArgsFunction: a.CompleteIDs(PluginNames),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			p, err := onePlugin(ctx, client, "", args[0])
 			if err != nil {
 				return err
 			}
-			if a.format != formatJSON {
-				return a.showVersions(p)
-			}
-			return printLines(a, p.GetVersions())
+			return printLines(a, p.GetVersions(), func() error { return a.showVersions(p) })
 		}),
 	}
 }
 
-// printLines prints each message as one line of JSON.
-func printLines[M proto.Message](a *app, all []M) error {
+// printLines prints each message as one line of JSON, or calls table for people.
+func printLines[M proto.Message](a *App, all []M, table func() error) error {
+	if a.format != formatJSON {
+		return table()
+	}
 	for _, m := range all {
-		if err := a.printJSON(m, ""); err != nil {
+		if err := a.writeJSON(m, ""); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (a *app) showVersions(p *hostv1.Plugin) error {
+func (a *App) showVersions(p *hostv1.Plugin) error {
 	if len(p.GetVersions()) == 0 {
-		a.note("the plugin has never come up")
+		a.Note("the plugin has never come up")
 		return nil
 	}
-	t := newTable("VERSION", "SHA256", "SERVED FROM", "UNTIL", "FILE", "STATE")
+	t := NewTable("VERSION", "SHA256", "SERVED FROM", "UNTIL", "FILE", "STATE")
 	for _, v := range p.GetVersions() {
-		t.row(v.GetVersion(), shortSum(v.GetSha256()), moment(v.GetServedFrom()), moment(v.GetServedUntil()), v.GetFile(),
+		t.Row(v.GetVersion(), shortSum(v.GetSha256()), moment(v.GetServedFrom()), moment(v.GetServedUntil()), v.GetFile(),
 			versionState(p, v))
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
 // versionState says what is with a binary of a plugin.
-func versionState(p *hostv1.Plugin, v *hostv1.PluginVersion) cell {
+func versionState(p *hostv1.Plugin, v *hostv1.PluginVersion) Cell {
 	if v.GetSha256() == "" {
-		return cell{"not used", ""}
+		return Cell{"not used", ""}
 	}
 	var words []string
-	var shade color
+	var shade Color
 	if v.GetKept() {
 		words = append(words, "kept")
 	}
 	if v.GetSha256() == p.GetSha256() && p.GetPid() != 0 {
-		words, shade = []string{"serves"}, green
+		words, shade = []string{"serves"}, Green
 	}
 	if v.GetSha256() == p.GetPinned() {
 		words = append(words, "pinned")
 	}
 	if v.GetWaits() {
-		words, shade = append(words, "waits for pannier plugin unpin"), yellow
+		words, shade = append(words, "waits for pannier plugin unpin"), Yellow
 	}
 	if why := v.GetRefused(); why != "" {
-		words, shade = append(words, "refused: "+why), red
+		words, shade = append(words, "refused: "+why), Red
 	}
-	return cell{strings.Join(words, ", "), shade}
+	return Cell{strings.Join(words, ", "), shade}
 }
 
 // moment formats a time; an unset one is empty.
@@ -145,28 +144,25 @@ func moment(at *timestamppb.Timestamp) string {
 	return at.AsTime().Local().Format(time.DateTime)
 }
 
-func (a *app) pluginHistory() *cobra.Command {
+func (a *App) pluginHistory() *cobra.Command {
 	return &cobra.Command{
 		Use: "history NAME", Short: "Show a plugin's last 20 swaps",
-		Long:    "Show a plugin's last 20 swaps, the newest last. With -o json each is one line.",
-		Example: "pannier plugin history csi-bridge",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Long:              "Show a plugin's last 20 swaps, the newest last. With -o json each is one line.",
+		Example:           "pannier plugin history csi-bridge",
+		ValidArgsFunction: a.CompleteIDs(PluginNames),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			p, err := onePlugin(ctx, client, "", args[0])
 			if err != nil {
 				return err
 			}
-			if a.format != formatJSON {
-				return a.showSwaps(p.GetSwaps())
-			}
-			return printLines(a, p.GetSwaps())
+			return printLines(a, p.GetSwaps(), func() error { return a.showSwaps(p.GetSwaps()) })
 		}),
 	}
 }
 
 // listPlugins asks for all plugins of a node; table shows them to people.
-func (a *app) listPlugins(ctx context.Context, node string, table func([]*hostv1.Plugin) error) error {
-	client, err := a.api()
+func (a *App) listPlugins(ctx context.Context, node string, table func([]*hostv1.Plugin) error) error {
+	client, err := a.Client()
 	if err != nil {
 		return err
 	}
@@ -174,7 +170,7 @@ func (a *app) listPlugins(ctx context.Context, node string, table func([]*hostv1
 	if err != nil {
 		return err
 	}
-	return a.print(resp, func() error {
+	return a.Print(resp, func() error {
 		if len(resp.GetPlugins()) == 0 {
 			return a.showPlugins(nil)
 		}
@@ -182,17 +178,17 @@ func (a *app) listPlugins(ctx context.Context, node string, table func([]*hostv1
 	})
 }
 
-func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
+func (a *App) showPlugins(plugins []*hostv1.Plugin) error {
 	if len(plugins) == 0 {
-		a.note("no plugins; the agent looks for them in its plugin_dir")
+		a.Note("no plugins; the agent looks for them in its plugin_dir")
 		return nil
 	}
-	t := newTable("NAME", "KIND", "VERSION", "STATE", "PID", "UP", "CALLS", "RESTARTS", "SHA256", "LAST ERROR")
+	t := NewTable("NAME", "KIND", "VERSION", "STATE", "PID", "UP", "CALLS", "RESTARTS", "SHA256", "LAST ERROR")
 	for _, p := range plugins {
-		t.row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p), number(p.GetPid()), up(p),
+		t.Row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p), number(p.GetPid()), up(p),
 			p.GetLeases(), p.GetRestarts(), shortSum(p.GetSha256()), p.GetLastError())
 	}
-	if err := a.show(t); err != nil {
+	if err := a.Show(t); err != nil {
 		return err
 	}
 	for _, p := range plugins {
@@ -210,7 +206,7 @@ func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
 			if note == "" {
 				continue
 			}
-			if _, err := fmt.Fprintf(a.out, "plugin %q: %s\n", printable(p.GetName()), printable(note)); err != nil {
+			if _, err := fmt.Fprintf(a.Out, "plugin %q: %s\n", printable(p.GetName()), printable(note)); err != nil {
 				return err
 			}
 		}
@@ -230,47 +226,47 @@ func waiting(v *hostv1.PluginVersion) string {
 // shownSwaps is how many swaps a plugin's status shows; its history has all.
 const shownSwaps = 5
 
-func (a *app) showPlugin(p *hostv1.Plugin) error {
-	t := newTable()
-	t.row("Name", p.GetName())
-	t.row("Kind", p.GetKind())
-	t.row("State", pluginState(p))
-	t.row("Version", p.GetVersion())
-	t.row("SHA256", p.GetSha256())
-	t.row("Generation", number(int64(p.GetGeneration())))
+func (a *App) showPlugin(p *hostv1.Plugin) error {
+	t := NewTable()
+	t.Row("Name", p.GetName())
+	t.Row("Kind", p.GetKind())
+	t.Row("State", pluginState(p))
+	t.Row("Version", p.GetVersion())
+	t.Row("SHA256", p.GetSha256())
+	t.Row("Generation", number(int64(p.GetGeneration())))
 	if p.GetPid() != 0 {
-		t.row("Process", fmt.Sprintf("%d, up %s, %s", p.GetPid(), up(p), escape.Count(p.GetRestarts(), "restart")))
+		t.Row("Process", fmt.Sprintf("%d, up %s, %s", p.GetPid(), up(p), escape.Count(p.GetRestarts(), "restart")))
 	} else {
-		t.row("Process", fmt.Sprintf("none, %s", escape.Count(p.GetRestarts(), "restart")))
+		t.Row("Process", fmt.Sprintf("none, %s", escape.Count(p.GetRestarts(), "restart")))
 	}
-	t.row("Calls", fmt.Sprintf("%d in flight, %d answered, %d of them failed", p.GetLeases(), p.GetCalls(),
+	t.Row("Calls", fmt.Sprintf("%d in flight, %d answered, %d of them failed", p.GetLeases(), p.GetCalls(),
 		p.GetFailedCalls()))
-	t.row("Degraded", p.GetDegraded())
-	t.row("Serves", strings.Join(p.GetServes(), ", "))
-	t.row("Unused", p.GetUnused())
+	t.Row("Degraded", p.GetDegraded())
+	t.Row("Serves", strings.Join(p.GetServes(), ", "))
+	t.Row("Unused", p.GetUnused())
 	for _, d := range p.GetUnusedDrivers() {
-		t.row("Unused", d)
+		t.Row("Unused", d)
 	}
 	if at := p.GetDebuggedAt(); at != "" {
-		t.row("Debugged", "its calls go to "+at)
+		t.Row("Debugged", "its calls go to "+at)
 	}
 	if n := p.GetDraining(); n > 0 {
-		t.row("Draining", fmt.Sprintf("%d older, with calls of their own", n))
+		t.Row("Draining", fmt.Sprintf("%d older, with calls of their own", n))
 	}
-	t.row("File", p.GetFileProblem())
-	t.row("Configuration", p.GetConfigProblem())
-	t.row("Last error", p.GetLastError())
+	t.Row("File", p.GetFileProblem())
+	t.Row("Configuration", p.GetConfigProblem())
+	t.Row("Last error", p.GetLastError())
 	if p.GetNextTryAt() != nil {
-		t.row("Next try", ahead(p.GetNextTryAt()))
+		t.Row("Next try", ahead(p.GetNextTryAt()))
 	}
-	t.row("Pinned", p.GetPinned())
+	t.Row("Pinned", p.GetPinned())
 	for _, v := range p.GetVersions() {
 		if v.GetWaits() {
-			t.row("Waiting", fmt.Sprintf("%s, until pannier plugin unpin %s", waiting(v), p.GetName()))
+			t.Row("Waiting", fmt.Sprintf("%s, until pannier plugin unpin %s", waiting(v), p.GetName()))
 		}
 	}
-	t.row("Served before", p.GetLastGood())
-	if err := a.show(t); err != nil {
+	t.Row("Served before", p.GetLastGood())
+	if err := a.Show(t); err != nil {
 		return err
 	}
 	if err := a.showCanary(p); err != nil {
@@ -295,64 +291,65 @@ func canary(c *hostv1.PluginCanary) string {
 }
 
 // showCanary shows the process that serves and the canary side by side, since the canary gets calls.
-func (a *app) showCanary(p *hostv1.Plugin) error {
+func (a *App) showCanary(p *hostv1.Plugin) error {
 	c := p.GetCanary()
 	if c == nil {
 		return nil
 	}
-	err := a.heading(fmt.Sprintf("Canary for %s, until pannier plugin promote or rollback %s", age(c.GetStartedAt()), p.GetName()))
+	err := a.heading(fmt.Sprintf("Canary for %s, until pannier plugin promote or rollback %s", age(c.GetStartedAt()),
+		p.GetName()))
 	if err != nil {
 		return err
 	}
-	t := newTable("PROCESS", "GENERATION", "VERSION", "SHA256", "PID", "CALLS", "PART", "FAILED", "RATE")
+	t := NewTable("PROCESS", "GENERATION", "VERSION", "SHA256", "PID", "CALLS", "PART", "FAILED", "RATE")
 	row := func(what string, g *hostv1.PluginGeneration, pid, calls int64, part int32, failed int64) {
-		t.row(what, g.GetGeneration(), g.GetVersion(), shortSum(g.GetSha256()), pid, calls, fmt.Sprintf("%d%%", part), failed,
+		t.Row(what, g.GetGeneration(), g.GetVersion(), shortSum(g.GetSha256()), pid, calls, fmt.Sprintf("%d%%", part), failed,
 			rate(failed, calls))
 	}
 	serves := &hostv1.PluginGeneration{Generation: p.GetGeneration(), Version: p.GetVersion(), Sha256: p.GetSha256()}
 	row("serves", serves, p.GetPid(), c.GetServingCalls(), 100-c.GetPercent(), c.GetServingFailedCalls())
 	row("canary", c.GetGeneration(), c.GetPid(), c.GetCalls(), c.GetPercent(), c.GetFailedCalls())
-	return a.show(t)
+	return a.Show(t)
 }
 
-func (a *app) showRefused(refused map[string]string) error {
+func (a *App) showRefused(refused map[string]string) error {
 	if len(refused) == 0 {
 		return nil
 	}
 	if err := a.heading("Refused until they change, or until pannier plugin swap"); err != nil {
 		return err
 	}
-	t := newTable("SHA256", "REASON")
+	t := NewTable("SHA256", "REASON")
 	for _, sum := range slices.Sorted(maps.Keys(refused)) {
-		t.row(shortSum(sum), refused[sum])
+		t.Row(shortSum(sum), refused[sum])
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
-func (a *app) showSwaps(swaps []*hostv1.PluginSwap) error {
+func (a *App) showSwaps(swaps []*hostv1.PluginSwap) error {
 	if len(swaps) == 0 {
-		a.note("the plugin has never been swapped")
+		a.Note("the plugin has never been swapped")
 		return nil
 	}
-	t := newTable("AT", "FROM", "FAILED", "TO", "FAILED", "TOOK", "CALLS CARRIED", "RESULT")
+	t := NewTable("AT", "FROM", "FAILED", "TO", "FAILED", "TOOK", "CALLS CARRIED", "RESULT")
 	for _, w := range swaps {
-		result := cell{"swapped", green}
+		result := Cell{"swapped", Green}
 		switch {
 		case w.GetError() != "" && w.GetCanaryPercent() != 0:
-			result = cell{fmt.Sprintf("canary of %d%%, not promoted: %s", w.GetCanaryPercent(), w.GetError()), yellow}
+			result = Cell{fmt.Sprintf("canary of %d%%, not promoted: %s", w.GetCanaryPercent(), w.GetError()), Yellow}
 		case w.GetError() != "":
-			result = cell{"refused: " + w.GetError(), red}
+			result = Cell{"refused: " + w.GetError(), Red}
 		case w.GetRollback():
-			result = cell{"rolled back: " + w.GetWhy(), yellow}
+			result = Cell{"rolled back: " + w.GetWhy(), Yellow}
 		case w.GetRestart():
-			result.text = "restarted"
+			result.Text = "restarted"
 		case w.GetCanaryPercent() != 0:
-			result.text = fmt.Sprintf("canary of %d%%, promoted", w.GetCanaryPercent())
+			result.Text = fmt.Sprintf("canary of %d%%, promoted", w.GetCanaryPercent())
 		}
-		t.row(moment(w.GetAt()), side(w.GetFrom()), failedOf(w.GetFrom()), side(w.GetTo()), failedOf(w.GetTo()),
+		t.Row(moment(w.GetAt()), side(w.GetFrom()), failedOf(w.GetFrom()), side(w.GetTo()), failedOf(w.GetTo()),
 			short(w.GetTook().AsDuration()), w.GetCarried(), result)
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
 // failedOf says how many calls of a process failed until a swap; empty: it had answered none.
@@ -399,18 +396,18 @@ func up(p *hostv1.Plugin) string {
 	return age(p.GetStartedAt())
 }
 
-func pluginState(p *hostv1.Plugin) cell {
+func pluginState(p *hostv1.Plugin) Cell {
 	state := p.GetState()
 	if p.GetDegraded() != "" {
-		return cell{"degraded", red}
+		return Cell{"degraded", Red}
 	}
 	switch state {
 	case "running":
-		return cell{state, green}
+		return Cell{state, Green}
 	case "failed", "unhealthy":
-		return cell{state, red}
+		return Cell{state, Red}
 	default:
-		return cell{state, yellow}
+		return Cell{state, Yellow}
 	}
 }
 
@@ -425,7 +422,7 @@ func number(n int64) string {
 // maxLogLines is the most lines that the agent returns at once.
 const maxLogLines = 10_000
 
-func (a *app) pluginLogs() *cobra.Command {
+func (a *App) pluginLogs() *cobra.Command {
 	var follow bool
 	var recent int32
 	cmd := &cobra.Command{
@@ -433,9 +430,9 @@ func (a *app) pluginLogs() *cobra.Command {
 		Long: `Show what a plugin's processes printed, both old and new during a swap, and with -follow
 new lines as they come. Lines of the SDK's logger are formatted; with -o json each line
 is shown as it was printed, in a message.`,
-		Example: "pannier plugin logs csi-bridge -follow",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier plugin logs csi-bridge -follow",
+		ValidArgsFunction: a.CompleteIDs(PluginNames),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if err := checkRecent(recent); err != nil {
 				return err
 			}
@@ -458,7 +455,7 @@ func logFlags(cmd *cobra.Command, recent *int32, follow *bool) {
 
 func checkRecent(recent int32) error {
 	if recent < 0 || recent > maxLogLines {
-		return &usageError{err: fmt.Errorf("-recent: from 0 to %d", maxLogLines)}
+		return Usage("-recent: from 0 to %d", maxLogLines)
 	}
 	return nil
 }
@@ -473,7 +470,7 @@ type logResponse interface {
 func showLog[T any, M interface {
 	*T
 	logResponse
-}](ctx context.Context, a *app, stream *connect.ServerStreamForClient[T]) error {
+}](ctx context.Context, a *App, stream *connect.ServerStreamForClient[T]) error {
 	defer stream.Close()
 	for stream.Receive() {
 		if err := a.showLogLine(M(stream.Msg())); err != nil {
@@ -486,11 +483,8 @@ func showLog[T any, M interface {
 	return stream.Err()
 }
 
-func (a *app) showLogLine(m logResponse) error {
-	if a.format == formatJSON {
-		return a.printJSON(m, "")
-	}
-	return a.say(logLine(m.GetLine()))
+func (a *App) showLogLine(m logResponse) error {
+	return a.printLine(m, func() error { return a.Say("%s", logLine(m.GetLine())) })
 }
 
 // logLine formats a line of the SDK's logger (hclog's JSON) for people; other lines are unchanged.

@@ -47,9 +47,9 @@ var undoNames = map[string]string{
 	"register": "deregister", "identify": "revoke",
 }
 
-func (a *app) progress() *progress {
+func (a *App) progress() *progress {
 	p := &progress{
-		w: a.err, live: isTerminal(a.err) && os.Getenv("TERM") != "dumb", colored: a.colored(a.err),
+		w: a.Err, live: isTerminal(a.Err) && os.Getenv("TERM") != "dumb", colored: a.colored(a.Err),
 		stop: make(chan struct{}),
 	}
 	if p.live {
@@ -226,9 +226,9 @@ func (l *stepLine) text(colored bool) string {
 	if colored {
 		switch state {
 		case "done":
-			state = "\x1b[" + string(green) + "m" + state + "\x1b[0m"
+			state = "\x1b[" + string(Green) + "m" + state + "\x1b[0m"
 		case "failed":
-			state = "\x1b[" + string(red) + "m" + state + "\x1b[0m"
+			state = "\x1b[" + string(Red) + "m" + state + "\x1b[0m"
 		}
 	}
 	text := fmt.Sprintf("%s ... %s %s", printable(name), state, short(took))

@@ -26,7 +26,7 @@ const leftoverGrace = 10 * time.Second
 // echoTime is how long after the program's end signals are taken as meant for the program.
 const echoTime = 500 * time.Millisecond
 
-func (a *app) workloadRun() *cobra.Command {
+func (a *App) workloadRun() *cobra.Command {
 	var dry bool
 	cmd := &cobra.Command{
 		Use: "run SPEC [-- COMMAND ARGS...]", Short: "Run a program with its volumes in the foreground",
@@ -35,20 +35,9 @@ destination, and release the volumes when it ends. Sidecars of the spec start be
 the program and end after it. The exit code is the program's. Processes that the program
 leaves running are ended. Needs root. -dry-run runs nothing: it says what a start would do and
 who has the volumes, and fails if it would be refused.`,
-		Example: "pannier workload run redis.hcl -- redis-server --dir /data",
-		Args: func(cmd *cobra.Command, args []string) error {
-			dash := cmd.ArgsLenAtDash()
-			if dash < 0 {
-				dash = len(args)
-			}
-			err := exactly("SPEC")(cmd, args[:dash])
-			if err != nil && dash > 1 {
-				err = &hintError{err, "the command goes behind --: pannier workload run SPEC -- COMMAND ARGS..."}
-			}
-			return err
-		},
+		Example:           "pannier workload run redis.hcl -- redis-server --dir /data",
 		ValidArgsFunction: completeSpec,
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		RunE: a.Do(func(ctx context.Context, args []string) error {
 			r, err := a.newRun(args[0], args[1:])
 			if err != nil {
 				return err
@@ -65,7 +54,7 @@ who has the volumes, and fails if it would be refused.`,
 
 // run is one workload in the foreground.
 type run struct {
-	*app
+	*App
 	client *api.Client
 	path   string // of the spec
 	spec   *hostv1.WorkloadSpec
@@ -84,7 +73,7 @@ type run struct {
 }
 
 // newRun reads and checks everything that needs no agent.
-func (a *app) newRun(path string, command []string) (*run, error) {
+func (a *App) newRun(path string, command []string) (*run, error) {
 	spec, err := a.readWorkload(path)
 	if err != nil {
 		return nil, err
@@ -100,12 +89,9 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 		}
 	}
 	if spec.GetExec().GetCommand() == "" {
-		return nil, &usageError{
-			err:     fmt.Errorf("%s has no exec block, and there is no command after --", path),
-			command: "pannier workload run",
-		}
+		return nil, Usage("%s has no exec block, and there is no command after --", path)
 	}
-	r := &run{app: a, path: path, spec: spec}
+	r := &run{App: a, path: path, spec: spec}
 	if name := spec.GetExec().GetUser(); name != "" {
 		if r.user, err = launch.LookupUser(name); err != nil {
 			return nil, config.Problems{{File: path, Text: "exec: user: " + err.Error()}}
@@ -115,12 +101,10 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
-		return nil, &hintError{
-			&codeError{errors.New("workload run needs root, to bind the volumes in a mount namespace"), launch.CodeNotRun},
-			"run it with sudo; exec.user in the spec says who runs the program",
-		}
+		return nil, Hinted(Coded(launch.CodeNotRun,
+			errors.New("workload run needs root, to bind the volumes in a mount namespace")), "run it with sudo; exec.user in the spec says who runs the program")
 	}
-	r.client, err = a.api()
+	r.client, err = a.Client()
 	return r, err
 }
 
@@ -158,9 +142,9 @@ func (r *run) run(ctx context.Context) error {
 	}
 	failure := (*launch.Error)(nil)
 	if errors.As(err, &failure) {
-		return &codeError{err, failure.Code}
+		return Coded(failure.Code, err)
 	}
-	return &codeError{hintStart(ctx, r.client, err, r.spec, r.path), launch.CodeNotRun}
+	return Coded(launch.CodeNotRun, hintStart(ctx, r.client, err, r.spec, r.path))
 }
 
 // interruptible runs a phase that a terminating signal cancels; r.by is then that signal.
@@ -194,7 +178,7 @@ func (r *run) start(ctx context.Context) (w *hostv1.Workload, err error) {
 	p := r.progress()
 	defer p.close()
 	err = r.interruptible(ctx, func(ctx context.Context) error {
-		w, err = r.app.start(ctx, r.client, p, &hostv1.StartWorkloadRequest{Spec: r.spec, ReleaseWithCaller: true})
+		w, err = r.App.start(ctx, r.client, p, &hostv1.StartWorkloadRequest{Spec: r.spec, ReleaseWithCaller: true})
 		return err
 	})
 	return w, err
@@ -256,7 +240,7 @@ func (r *run) forward(child *launch.Process) {
 				send = child.SignalKey
 			}
 			if err := send(s); err != nil {
-				r.note("warning: %v", err)
+				r.Note("warning: %v", err)
 			}
 			if s == syscall.SIGTSTP {
 				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
@@ -284,7 +268,7 @@ func (r *run) release(ctx context.Context) {
 	r.ignoreSignalsUntil = time.Now().Add(echoTime)
 	err := r.endAll(ctx)
 	if err != nil {
-		r.note("warning: processes of the program may still run: %v", err)
+		r.Note("warning: processes of the program may still run: %v", err)
 	}
 	p := r.progress()
 	defer p.close()

@@ -268,7 +268,7 @@ func (r *run) startSidecars(ctx context.Context, child *launch.Process, w *hostv
 			return err
 		}
 	}
-	if r.running, err = launch.NewSidecars(child, r.note); err != nil {
+	if r.running, err = launch.NewSidecars(child, r.Note); err != nil {
 		return err
 	}
 	for _, c := range r.sidecars {
@@ -301,7 +301,7 @@ func (r *run) endLeftovers(ctx context.Context, whose string, spared ...int) err
 	return r.interruptible(ctx, func(ctx context.Context) error {
 		ended, err := launch.EndLeftovers(ctx, leftoverGrace, spared...)
 		if ended > 0 {
-			r.note("ended %s that %s had left running", escape.Count(ended, "process"), whose)
+			r.Note("ended %s that %s had left running", escape.Count(ended, "process"), whose)
 		}
 		return err
 	})

@@ -182,7 +182,7 @@ func TestPatienceEnds(t *testing.T) {
 	check.NoError(t, err)
 	defer client.Close()
 	var errs bytes.Buffer
-	a := &app{err: &errs, patience: 300 * time.Millisecond}
+	a := &App{Err: &errs, patience: 300 * time.Millisecond}
 	p := a.progress()
 	defer p.close()
 	_, err = a.start(t.Context(), client, p, &hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
@@ -214,7 +214,7 @@ func TestPatienceWithAPatientAgent(t *testing.T) {
 	client, err := api.New("unix://" + f.socket)
 	check.NoError(t, err)
 	defer client.Close()
-	a := &app{err: io.Discard, patience: 50 * time.Millisecond}
+	a := &App{Err: io.Discard, patience: 50 * time.Millisecond}
 	p := a.progress()
 	defer p.close()
 	calls := 0
@@ -263,7 +263,7 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 	client, err := api.New("unix://" + socket)
 	check.NoError(t, err)
 	defer client.Close()
-	a := &app{err: io.Discard, patience: 250 * time.Millisecond}
+	a := &App{Err: io.Discard, patience: 250 * time.Millisecond}
 	p := a.progress()
 	defer p.close()
 	if _, err = a.stop(t.Context(), client, p, &hostv1.StopWorkloadRequest{Namespace: "default", Id: "w"}); err == nil || resets.Load() < 2 {

@@ -1,20 +1,15 @@
 package cli
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"strconv"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/test/lib/check"
-	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/clitest"
 )
 
 // TestMain also runs this binary as the pannier command, and as the child that it starts for workloads.
@@ -22,19 +17,9 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"pannier": func() { os.Exit(pannier()) }})
 }
 
-// pannier runs the main function of cmd/pannier with an agent that only prints its configuration.
+// pannier runs the main function of cmd/pannier.
 func pannier() int {
-	return Main(Options{
-		Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr, Version: "1.2.3",
-		RunAgent: func(_ context.Context, cfg *config.Agent, version string, logs io.Writer) error {
-			fmt.Fprintf(logs, "agent %s name=%s data=%s socket=%s port=%d level=%s dev=%v drivers=%d\n",
-				version, cfg.Name, cfg.DataDir, cfg.Socket, cfg.HTTPPort, cfg.LogLevel, cfg.Dev, len(cfg.Drivers))
-			if _, err := os.Stat(cfg.DataDir); cfg.Dev && err != nil {
-				return err
-			}
-			return nil
-		},
-	})
+	return Main(Options{Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr, Version: "1.2.3"})
 }
 
 // TestScripts runs testdata/*.txt. These commands exist in addition to those of testscript:
@@ -44,13 +29,8 @@ func pannier() int {
 //	breaks N                 breaks off the agent's next N streams
 //	consul away|back         makes Consul unavailable for revoking tokens, or available again
 //	agent stop|start         stops the agent, leaving its socket, or starts it again
-func TestScripts(t *testing.T) { runScripts(t, "") }
-
-// runScripts runs the scripts with the programs of a folder; empty: with this binary.
-func runScripts(t *testing.T, bin string) {
-	t.Helper()
+func TestScripts(t *testing.T) {
 	type key struct{}
-	plugin := testbin.BuildDir(t, "../../../sdk/conformance/testdata/plugin")
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(env *testscript.Env) error {
@@ -60,30 +40,12 @@ func runScripts(t *testing.T, bin string) {
 			env.Setenv("PANNIER_ADDR", "unix://"+f.socket)
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("NO_COLOR", "")
-			env.Setenv("PLUGIN", plugin)
-			if bin != "" {
-				env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
-			}
 			// With -race, every command would sleep for a second before it exits.
 			env.Setenv("GORACE", "atexit_sleep_ms=0")
 			return f.start()
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"code": func(ts *testscript.TestScript, neg bool, args []string) {
-				if neg || len(args) < 2 {
-					ts.Fatalf("usage: code N COMMAND ARGS...")
-				}
-				got := 0
-				err := ts.Exec(args[1], args[2:]...)
-				if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-					got = exit.ExitCode()
-				} else if err != nil {
-					ts.Fatalf("%v", err)
-				}
-				if want, err := strconv.Atoi(args[0]); err != nil || got != want {
-					ts.Fatalf("exit code %d, want %s", got, args[0])
-				}
-			},
+			"code": clitest.Code,
 			"statuses": func(ts *testscript.TestScript, _ bool, args []string) {
 				f := ts.Value(key{}).(*fake)
 				n, err := strconv.ParseInt(args[0], 10, 64)

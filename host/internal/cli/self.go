@@ -11,11 +11,11 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 )
 
-func (a *app) selfCommand() *cobra.Command {
-	return a.noun("self", "This installation of Pannier", a.selfVerify())
+func (a *App) selfCommand() *cobra.Command {
+	return a.Noun("self", "This installation of Pannier", a.selfVerify())
 }
 
-func (a *app) selfVerify() *cobra.Command {
+func (a *App) selfVerify() *cobra.Command {
 	var given []string
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Compare the installed programs and plugins with their release",
@@ -27,8 +27,7 @@ are.
 The exit code is 0 only if everything is as it was released. A pannier that was changed on
 purpose can say so, too: docs/releasing.md has the same check by minisign and sha256sum.`,
 		Example: "pannier self verify\npannier self verify -key ours.pub -o json",
-		Args:    exactly(),
-		RunE: a.do(func(context.Context, []string) error {
+		RunE: a.Do(func(context.Context, []string) error {
 			keys, err := a.releaseKeys(given)
 			if err != nil {
 				return err
@@ -50,9 +49,9 @@ purpose can say so, too: docs/releasing.md has the same check by minisign and sh
 }
 
 // releaseKeys are the key of releases, if there is one, and those that are given.
-func (a *app) releaseKeys(given []string) (keys []signing.Key, err error) {
-	if a.opts.ReleaseKey != "" {
-		key, err := signing.ParseKey(a.opts.ReleaseKey)
+func (a *App) releaseKeys(given []string) (keys []signing.Key, err error) {
+	if a.Options.ReleaseKey != "" {
+		key, err := signing.ParseKey(a.Options.ReleaseKey)
 		if err != nil {
 			return nil, fmt.Errorf("the key built into this program: %w", err)
 		}
@@ -63,10 +62,10 @@ func (a *app) releaseKeys(given []string) (keys []signing.Key, err error) {
 		if err != nil {
 			content, unread := os.ReadFile(text)
 			if unread != nil {
-				return nil, &usageError{err: fmt.Errorf("-key: %q is neither a key nor a file with one: %w", text, unread)}
+				return nil, Usage("-key: %q is neither a key nor a file with one: %w", text, unread)
 			}
 			if key, err = signing.ParseKey(string(content)); err != nil {
-				return nil, &usageError{err: fmt.Errorf("-key %s: %w", text, err)}
+				return nil, Usage("-key %s: %w", text, err)
 			}
 		}
 		keys = append(keys, key)
@@ -74,30 +73,24 @@ func (a *app) releaseKeys(given []string) (keys []signing.Key, err error) {
 	return keys, nil
 }
 
-func (a *app) showRelease(r release.Report) error {
-	if a.format == formatJSON {
-		if err := a.printValue(r); err != nil {
-			return err
-		}
-	} else {
-		t := newTable("STATE", "PATH", "WHY")
+func (a *App) showRelease(r release.Report) error {
+	err := a.Print(r, func() error {
+		t := NewTable("STATE", "PATH", "WHY")
 		for _, f := range r.Files {
-			t.row(string(f.State), f.Path, f.Why)
-		}
-		if err := a.show(t); err != nil {
-			return err
+			t.Row(string(f.State), f.Path, f.Why)
 		}
 		switch {
 		case r.Problem != "":
-			a.note("%s", r.Problem)
+			a.Note("%s", r.Problem)
 		case r.OK():
-			a.note("all is as in %s, signed with key %s", r.Release, r.Key)
+			a.Note("all is as in %s, signed with key %s", r.Release, r.Key)
 		default:
-			a.note("not all is as in %s, signed with key %s: install its package again", r.Release, r.Key)
+			a.Note("not all is as in %s, signed with key %s: install its package again", r.Release, r.Key)
 		}
-	}
-	if !r.OK() {
+		return a.Show(t)
+	})
+	if err == nil && !r.OK() {
 		return silentExit(ExitError)
 	}
-	return nil
+	return err
 }

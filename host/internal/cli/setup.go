@@ -1,5 +1,3 @@
-//go:build !client
-
 package cli
 
 import (
@@ -19,7 +17,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/config"
-	"github.com/pannier/pannier/host/internal/pluginhost/install"
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -29,8 +27,8 @@ const (
 	setupApply  = "apply"
 )
 
-func (a *app) setupCommand() *cobra.Command {
-	return a.noun("setup", "Set up what Pannier needs elsewhere", a.setupConsul())
+func (a *App) setupCommand() *cobra.Command {
+	return a.Noun("setup", "Set up what Pannier needs elsewhere", a.setupConsul())
 }
 
 // setupFlags are those of setup consul.
@@ -43,7 +41,7 @@ type setupFlags struct {
 	jwksURL, jwksCA                                              string
 }
 
-func (a *app) setupConsul() *cobra.Command {
+func (a *App) setupConsul() *cobra.Command {
 	var f setupFlags
 	cmd := &cobra.Command{
 		Use: "consul", Short: "Set up Consul's ACLs for this host",
@@ -74,11 +72,10 @@ The exit code is 0 if all is well, and 1 if -check finds something missing or di
 cannot fetch the keys, or if a rotation of the key is stuck.`,
 		Example: "pannier setup consul\n" +
 			"pannier setup consul -services 'default=web,db,shop-*' -services 'dev=*' -dry-run",
-		Args: exactly(),
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&f.paths, "config", nil,
-		"`PATH` of the agent's configuration; may be given more than once (default "+systemConfig+", if it is there)")
+		"`PATH` of the agent's configuration; may be given more than once (default "+config.SystemDir+", if it is there)")
 	flags.StringVar(&f.name, "consul", service.DefaultConsul, "the `NAME` of the consul block")
 	flags.BoolVar(&f.login, "login", false, "services get their tokens by login")
 	flags.BoolVar(&f.minted, "minted", false, "services get minted tokens")
@@ -98,7 +95,7 @@ cannot fetch the keys, or if a rotation of the key is stuck.`,
 	for _, other := range []string{"minted", "destroy", "check"} {
 		cmd.MarkFlagsMutuallyExclusive("rotate-key", other)
 	}
-	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runSetup(ctx, &f) })
+	cmd.RunE = a.Do(func(ctx context.Context, _ []string) error { return a.runSetup(ctx, &f) })
 	return cmd
 }
 
@@ -140,15 +137,9 @@ type setupReport struct {
 	Error  string      `json:"error,omitempty"`
 }
 
-func (a *app) runSetup(ctx context.Context, f *setupFlags) error {
-	if _, err := os.Stat(systemConfig); err == nil && len(f.paths) == 0 {
-		f.paths = []string{systemConfig}
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find this program's folder: %w", err)
-	}
-	cfg, err := config.Load(config.Source{Paths: f.paths, BinDir: filepath.Dir(exe)})
+func (a *App) runSetup(ctx context.Context, f *setupFlags) error {
+	f.paths = config.Installed(f.paths)
+	cfg, err := config.Load(config.Source{Paths: f.paths})
 	if err != nil {
 		return err
 	}
@@ -164,7 +155,7 @@ func (a *app) runSetup(ctx context.Context, f *setupFlags) error {
 }
 
 // setUp completes the plugin's input and runs it. rotate begins to replace the key that signs, unless that has begun.
-func (a *app) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotate bool,
+func (a *App) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotate bool,
 ) (report setupReport, err error) {
 	checksum := ""
 	for _, p := range cfg.Plugins {
@@ -172,7 +163,7 @@ func (a *app) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotat
 			in.SidsConfig, checksum = p.Config, p.Checksum
 		}
 	}
-	binary, err := install.Find(cfg.PluginDir, setupPlugin, checksum, cfg.PluginSigning)
+	binary, err := signing.Find(cfg.PluginDir, setupPlugin, checksum, cfg.PluginSigning)
 	if err != nil {
 		return report, err
 	}
@@ -241,7 +232,7 @@ func (f *setupFlags) input(cfg *config.Agent) (setupInput, error) {
 	if f.jwksCA != "" {
 		text, err := os.ReadFile(f.jwksCA)
 		if err != nil {
-			return in, &usageError{err: fmt.Errorf("-jwks-ca: %w", err)}
+			return in, Usage("-jwks-ca: %w", err)
 		}
 		in.JWKSCA = string(text)
 	}
@@ -259,7 +250,7 @@ func (f *setupFlags) input(cfg *config.Agent) (setupInput, error) {
 // folder is where tokens go for which the configuration has no file: beside it.
 func (f *setupFlags) folder() (string, error) {
 	if len(f.paths) == 0 {
-		return systemConfig, nil
+		return config.SystemDir, nil
 	}
 	path, err := filepath.Abs(f.paths[0])
 	if err != nil {
@@ -280,7 +271,7 @@ func servicePatterns(flags []string) (map[string][]string, error) {
 	for _, flag := range flags {
 		namespace, names, ok := strings.Cut(flag, "=")
 		if !ok || names == "" || claim.CheckID(namespace) != nil {
-			return nil, &usageError{err: fmt.Errorf("-services %q has another form than NAMESPACE=NAME,NAME", flag)}
+			return nil, Usage("-services %q has another form than NAMESPACE=NAME,NAME", flag)
 		}
 		all[namespace] = append(all[namespace], strings.Split(names, ",")...)
 	}
@@ -288,7 +279,7 @@ func servicePatterns(flags []string) (map[string][]string, error) {
 }
 
 // runSids runs the plugin's binary. The token goes through a pipe, and nothing of the environment.
-func (a *app) runSids(ctx context.Context, binary string, in setupInput) (setupReport, error) {
+func (a *App) runSids(ctx context.Context, binary string, in setupInput) (setupReport, error) {
 	var report setupReport
 	text, err := json.Marshal(in)
 	if err != nil {
@@ -296,7 +287,7 @@ func (a *app) runSids(ctx context.Context, binary string, in setupInput) (setupR
 	}
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, binary, "setup")
-	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = []string{}, bytes.NewReader(text), &out, a.err
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = []string{}, bytes.NewReader(text), &out, a.Err
 	if err := cmd.Run(); err != nil {
 		return report, fmt.Errorf("run %s setup: %w", binary, err)
 	}
@@ -306,22 +297,18 @@ func (a *app) runSids(ctx context.Context, binary string, in setupInput) (setupR
 	return report, nil
 }
 
-func (a *app) showSetup(r setupReport) error {
-	if a.format == formatJSON {
-		if err := a.printValue(r); err != nil {
-			return err
-		}
-	} else {
+func (a *App) showSetup(r setupReport) error {
+	err := a.Print(r, func() (err error) {
 		for _, s := range r.Steps {
-			if err := a.say(s.Object + ": " + s.Text); err != nil {
-				return err
-			}
+			err = errors.Join(err, a.Say("%s: %s", s.Object, s.Text))
 		}
-		if r.Config != "" {
-			if _, err := fmt.Fprintf(a.out, "\nThe agent's configuration needs, and then the agent a restart:\n\n%s", r.Config); err != nil {
-				return err
-			}
+		if err == nil && r.Config != "" {
+			_, err = fmt.Fprintf(a.Out, "\nThe agent's configuration needs, and then the agent a restart:\n\n%s", r.Config)
 		}
+		return err
+	})
+	if err != nil {
+		return err
 	}
 	if r.Error != "" {
 		return errors.New(r.Error)

@@ -1,5 +1,3 @@
-//go:build !client
-
 package cli
 
 import (
@@ -30,10 +28,10 @@ type signingKeys struct {
 }
 
 // newSigningKeys makes a client of the agent on this machine.
-func (a *app) newSigningKeys(cfg *config.Agent) (*signingKeys, error) {
+func (a *App) newSigningKeys(cfg *config.Agent) (*signingKeys, error) {
 	secret, err := a.token()
 	if err != nil {
-		return nil, &usageError{err: err}
+		return nil, Usage("%w", err)
 	}
 	client, err := api.New("unix://"+cfg.Socket, api.WithToken(secret))
 	return &signingKeys{client: client}, err

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -22,14 +21,13 @@ import (
 // watchInterval is the pause between two screens.
 const watchInterval = 2 * time.Second
 
-func (a *app) statusCommand() *cobra.Command {
+func (a *App) statusCommand() *cobra.Command {
 	var watch bool
 	var node string
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the whole host on one screen",
 		Example: "pannier status\npannier status -watch\npannier status -node n2",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			for {
 				err := a.showStatusOf(ctx, client, node, watch)
 				if !watch || err != nil && ctx.Err() == nil {
@@ -49,54 +47,54 @@ func (a *app) statusCommand() *cobra.Command {
 }
 
 // showStatusOf asks for the status of a node, and prints it; on a terminal, anew empties it before.
-func (a *app) showStatusOf(ctx context.Context, client *api.Client, node string, anew bool) error {
+func (a *App) showStatusOf(ctx context.Context, client *api.Client, node string, anew bool) error {
 	resp, err := client.Agent.Status(ctx, &hostv1.StatusRequest{Node: node})
 	if err != nil {
 		return err
 	}
-	if anew && isTerminal(a.out) {
+	if anew && isTerminal(a.Out) {
 		if err := a.clear(); err != nil {
 			return err
 		}
 	}
-	return a.print(resp, func() error { return a.showStatus(resp) })
+	return a.Print(resp, func() error { return a.showStatus(resp) })
 }
 
 // clear empties the terminal (ECMA-48, CUP and ED).
-func (a *app) clear() error {
-	_, err := io.WriteString(a.out, "\x1b[H\x1b[2J")
+func (a *App) clear() error {
+	_, err := io.WriteString(a.Out, "\x1b[H\x1b[2J")
 	return err
 }
 
-func (a *app) showStatus(s *hostv1.StatusResponse) error {
-	t := newTable()
-	state := cell{"ready", green}
+func (a *App) showStatus(s *hostv1.StatusResponse) error {
+	t := NewTable()
+	state := Cell{"ready", Green}
 	if !s.GetReady() {
-		state = cell{strings.TrimSuffix("not ready: "+s.GetMessage(), ": "), red}
+		state = Cell{strings.TrimSuffix("not ready: "+s.GetMessage(), ": "), Red}
 	}
 	leader := "follower"
 	if s.GetLeader() {
 		leader = "leader"
 	}
-	t.row("Host", fmt.Sprintf("%s in %s", s.GetName(), s.GetDatacenter()))
-	t.row("State", state)
-	t.row("Version", s.GetVersion())
-	t.row("Process", fmt.Sprintf("%d, up %s", s.GetPid(), age(s.GetStartedAt())))
-	t.row("Ledger", fmt.Sprintf("%s, index %d", leader, s.GetRaftIndex()))
-	t.row("Data", s.GetDataDir())
-	t.row("Socket", s.GetSocket())
-	t.row("HTTP", s.GetHttpAddress())
-	t.row("Volumes", fmt.Sprintf("%s, %s, %d being released", escape.Count(s.GetVolumes(), "volume"),
+	t.Row("Host", fmt.Sprintf("%s in %s", s.GetName(), s.GetDatacenter()))
+	t.Row("State", state)
+	t.Row("Version", s.GetVersion())
+	t.Row("Process", fmt.Sprintf("%d, up %s", s.GetPid(), age(s.GetStartedAt())))
+	t.Row("Ledger", fmt.Sprintf("%s, index %d", leader, s.GetRaftIndex()))
+	t.Row("Data", s.GetDataDir())
+	t.Row("Socket", s.GetSocket())
+	t.Row("HTTP", s.GetHttpAddress())
+	t.Row("Volumes", fmt.Sprintf("%s, %s, %d being released", escape.Count(s.GetVolumes(), "volume"),
 		escape.Count(s.GetClaims(), "claim"), s.GetReleasing()))
 	var workloads []string
 	for _, name := range slices.Sorted(maps.Keys(s.GetWorkloads())) {
 		workloads = append(workloads, fmt.Sprintf("%d %s", s.GetWorkloads()[name], name))
 	}
-	t.row("Workloads", strings.Join(workloads, ", "))
+	t.Row("Workloads", strings.Join(workloads, ", "))
 	for _, r := range s.GetReleases() {
-		t.row("Not released", cell{fmt.Sprintf("workload %q, %s", r.GetWorkload(), releaseText(r)), yellow})
+		t.Row("Not released", Cell{fmt.Sprintf("workload %q, %s", r.GetWorkload(), releaseText(r)), Yellow})
 	}
-	if err := a.show(t); err != nil {
+	if err := a.Show(t); err != nil {
 		return err
 	}
 	if err := a.heading("Plugins"); err != nil {
@@ -120,7 +118,7 @@ func (a *app) showStatus(s *hostv1.StatusResponse) error {
 		}
 	}
 	for _, leftover := range s.GetLeftovers() {
-		a.note("warning: %s belongs to no known workload; inspect it, then unmount or remove it", leftover)
+		a.Note("warning: %s belongs to no known workload; inspect it, then unmount or remove it", leftover)
 	}
 	return nil
 }
@@ -134,15 +132,15 @@ func releaseText(r *hostv1.Release) string {
 	return text
 }
 
-func (a *app) heading(text string) error {
-	_, err := fmt.Fprintf(a.out, "\n%s\n", text)
+func (a *App) heading(text string) error {
+	_, err := fmt.Fprintf(a.Out, "\n%s\n", text)
 	return err
 }
 
 // keptEvents is how many events an agent keeps.
 const keptEvents = events.DefaultSize
 
-func (a *app) eventsCommand() *cobra.Command {
+func (a *App) eventsCommand() *cobra.Command {
 	var follow bool
 	var recent int32
 	var since, node string
@@ -155,14 +153,13 @@ func (a *app) eventsCommand() *cobra.Command {
 line.`,
 		Example: `pannier events -recent 50 -follow
 pannier events -since 2h -topic volume -topic claim`,
-		Args: exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			if recent < 0 || recent > keptEvents {
-				return &usageError{err: errors.New("-recent: from 0 to 1000")}
+				return Usage("-recent: from 0 to 1000")
 			}
 			from, err := sinceTime(since, time.Now())
 			if err != nil {
-				return &usageError{err: fmt.Errorf("-since: %w", err)}
+				return Usage("-since: %w", err)
 			}
 			if from != nil && !cmd.Flags().Changed("recent") {
 				recent = keptEvents
@@ -210,15 +207,12 @@ func sinceTime(text string, now time.Time) (*timestamppb.Timestamp, error) {
 	return timestamppb.New(at), nil
 }
 
-func (a *app) showEvent(m *hostv1.EventsResponse) error {
-	if a.format == formatJSON {
-		return a.printJSON(m.GetEvent(), "")
-	}
+func (a *App) showEvent(m *hostv1.EventsResponse) error {
 	e := m.GetEvent()
 	line := fmt.Sprintf("%s  %-8s  %-12s  %s  %s", e.GetTime().AsTime().Local().Format(time.DateTime),
 		e.GetTopic(), e.GetType(), e.GetSubject(), e.GetMessage())
 	if details := joinMap(e.GetDetails()); details != "" {
 		line += "  " + details
 	}
-	return a.say(line)
+	return a.printLine(e, func() error { return a.Say("%s", line) })
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -25,10 +24,10 @@ const (
 	maxDays = 36500
 )
 
-func (a *app) tlsCommand() *cobra.Command {
-	return a.noun("tls", "Certificates of hosts",
-		a.noun("ca", "The authority that signs them", a.tlsCACreate()),
-		a.noun("cert", "Certificates of servers, nodes and callers", a.tlsCertCreate(), a.tlsCertInspect()))
+func (a *App) tlsCommand() *cobra.Command {
+	return a.Noun("tls", "Certificates of hosts",
+		a.Noun("ca", "The authority that signs them", a.tlsCACreate()),
+		a.Noun("cert", "Certificates of servers, nodes and callers", a.tlsCertCreate(), a.tlsCertInspect()))
 }
 
 // tlsFromEnvironment returns the settings for calls over https.
@@ -40,7 +39,7 @@ func tlsFromEnvironment() api.TLS {
 	}
 }
 
-func (a *app) tlsCACreate() *cobra.Command {
+func (a *App) tlsCACreate() *cobra.Command {
 	var dir string
 	var days int
 	cmd := &cobra.Command{
@@ -49,8 +48,7 @@ func (a *app) tlsCACreate() *cobra.Command {
 host, as tls { ca_file }. Whoever has its key (ca-key.pem) can be every host: keep it off
 them. No file is overwritten. It needs no agent.`,
 		Example: "pannier tls ca create",
-		Args:    exactly(),
-		RunE: a.do(func(context.Context, []string) error {
+		RunE: a.Do(func(context.Context, []string) error {
 			validity, err := validity(days)
 			if err != nil {
 				return err
@@ -80,7 +78,7 @@ type certFlags struct {
 	authority, authorityKey, dir string
 }
 
-func (a *app) tlsCertCreate() *cobra.Command {
+func (a *App) tlsCertCreate() *cobra.Command {
 	var f certFlags
 	cmd := &cobra.Command{
 		Use: "create -server|-node|-cli -name NAME", Short: "Make a certificate and its key",
@@ -94,8 +92,7 @@ what its holder may do:
 The name of a server or a node is its name in the agent's configuration. No file is
 overwritten. It needs no agent.`,
 		Example: "pannier tls cert create -node -name web-1",
-		Args:    exactly(),
-		RunE:    a.do(func(context.Context, []string) error { return a.createCert(&f) }),
+		RunE:    a.Do(func(context.Context, []string) error { return a.createCert(&f) }),
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&f.server, "server", false, "for a server")
@@ -113,7 +110,7 @@ overwritten. It needs no agent.`,
 	return cmd
 }
 
-func (a *app) createCert(f *certFlags) error {
+func (a *App) createCert(f *certFlags) error {
 	request, err := f.request()
 	if err != nil {
 		return err
@@ -124,7 +121,7 @@ func (a *app) createCert(f *certFlags) error {
 	}
 	made, err := authority.Issue(request)
 	if err != nil {
-		return &usageError{err: err}
+		return Usage("%w", err)
 	}
 	base := filepath.Join(f.dir, fmt.Sprintf("%s-%s-%s", request.DC, request.Role, request.Name))
 	cert, key := base+".pem", base+"-key.pem"
@@ -139,20 +136,20 @@ func (f *certFlags) request() (r pki.Request, err error) {
 	roles := map[pki.Role]bool{pki.Server: f.server, pki.Node: f.node, pki.CLI: f.cli}
 	for role, wanted := range roles {
 		if wanted && r.Role != "" {
-			return r, &usageError{err: errors.New("a certificate has one role: give -server, -node or -cli")}
+			return r, Usage("a certificate has one role: give -server, -node or -cli")
 		}
 		if wanted {
 			r.Role = role
 		}
 	}
 	if r.Role == "" {
-		return r, &usageError{err: errors.New("the role is missing: give -server, -node or -cli")}
+		return r, Usage("the role is missing: give -server, -node or -cli")
 	}
 	r.Name, r.DC, r.DNS = f.name, f.datacenter, f.dns
 	for _, text := range f.ip {
 		ip := net.ParseIP(text)
 		if ip == nil {
-			return r, &usageError{err: fmt.Errorf("-ip: %q is not an IP address", text)}
+			return r, Usage("-ip: %q is not an IP address", text)
 		}
 		r.IP = append(r.IP, ip)
 	}
@@ -162,36 +159,32 @@ func (f *certFlags) request() (r pki.Request, err error) {
 
 func validity(days int) (time.Duration, error) {
 	if days < 1 || days > maxDays {
-		return 0, &usageError{err: fmt.Errorf("-days: a whole number from 1 to %d is required, not %d", maxDays, days)}
+		return 0, Usage("-days: a whole number from 1 to %d is required, not %d", maxDays, days)
 	}
 	return time.Duration(days) * 24 * time.Hour, nil
 }
 
 // refused wraps an error with the exit code of a refusal.
-func refused(err error) error { return &codeError{err, ExitRefused} }
+func refused(err error) error { return Coded(ExitRefused, err) }
 
 // showMade names the files that were made.
-func (a *app) showMade(cert, key string) error {
-	if a.format == formatJSON {
-		return a.printValue(struct {
-			Cert string `json:"cert_file"`
-			Key  string `json:"key_file"`
-		}{cert, key})
-	}
-	t := newTable("FILE", "WHAT")
-	t.row(cert, "certificate")
-	t.row(key, "private key")
-	return a.show(t)
+func (a *App) showMade(cert, key string) error {
+	t := NewTable("FILE", "WHAT")
+	t.Row(cert, "certificate")
+	t.Row(key, "private key")
+	return a.Print(struct {
+		Cert string `json:"cert_file"`
+		Key  string `json:"key_file"`
+	}{cert, key}, func() error { return a.Show(t) })
 }
 
-func (a *app) tlsCertInspect() *cobra.Command {
+func (a *App) tlsCertInspect() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect FILE", Short: "Show whose a certificate is, and until when",
 		Long: `Show whose a certificate is, and until when. The exit code is 4 when no agent would accept
 it.`,
 		Example: "pannier tls cert inspect dc1-node-web-1.pem",
-		Args:    exactly("the file"),
-		RunE: a.do(func(_ context.Context, args []string) error {
+		RunE: a.Do(func(_ context.Context, args []string) error {
 			d, err := pki.Describe(args[0])
 			if err != nil {
 				return err
@@ -204,34 +197,32 @@ it.`,
 	}
 }
 
-func (a *app) showCert(d pki.Description) error {
+func (a *App) showCert(d pki.Description) error {
 	role := string(d.Identity.Role)
 	if d.Authority {
 		role = "authority"
 	}
-	if a.format == formatJSON {
-		return a.printValue(struct {
-			Role      string    `json:"role"`
-			Name      string    `json:"name"`
-			DC        string    `json:"datacenter"`
-			Subject   string    `json:"subject"`
-			Issuer    string    `json:"issuer"`
-			NotBefore time.Time `json:"not_before"`
-			NotAfter  time.Time `json:"not_after"`
-			DNS       []string  `json:"dns"`
-			IP        []string  `json:"ip"`
-		}{role, d.Identity.Name, d.Identity.DC, d.Subject, d.Issuer, d.NotBefore, d.NotAfter, append([]string{},
-			d.DNS...), append([]string{}, d.IP...)})
-	}
-	t := newTable()
-	t.row("Role", role)
-	t.row("Name", d.Identity.Name)
-	t.row("Datacenter", d.Identity.DC)
-	t.row("Subject", d.Subject)
-	t.row("Issuer", d.Issuer)
-	t.row("Valid from", d.NotBefore.UTC().Format(time.RFC3339))
-	t.row("Valid until", d.NotAfter.UTC().Format(time.RFC3339))
-	t.row("DNS", strings.Join(d.DNS, ", "))
-	t.row("IP", strings.Join(d.IP, ", "))
-	return a.show(t)
+	cert := struct {
+		Role      string    `json:"role"`
+		Name      string    `json:"name"`
+		DC        string    `json:"datacenter"`
+		Subject   string    `json:"subject"`
+		Issuer    string    `json:"issuer"`
+		NotBefore time.Time `json:"not_before"`
+		NotAfter  time.Time `json:"not_after"`
+		DNS       []string  `json:"dns"`
+		IP        []string  `json:"ip"`
+	}{role, d.Identity.Name, d.Identity.DC, d.Subject, d.Issuer, d.NotBefore, d.NotAfter, append([]string{},
+		d.DNS...), append([]string{}, d.IP...)}
+	t := NewTable()
+	t.Row("Role", role)
+	t.Row("Name", d.Identity.Name)
+	t.Row("Datacenter", d.Identity.DC)
+	t.Row("Subject", d.Subject)
+	t.Row("Issuer", d.Issuer)
+	t.Row("Valid from", d.NotBefore.UTC().Format(time.RFC3339))
+	t.Row("Valid until", d.NotAfter.UTC().Format(time.RFC3339))
+	t.Row("DNS", strings.Join(d.DNS, ", "))
+	t.Row("IP", strings.Join(d.IP, ", "))
+	return a.Print(cert, func() error { return a.Show(t) })
 }

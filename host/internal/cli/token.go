@@ -14,12 +14,12 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) tokenCommand() *cobra.Command {
-	return a.noun("token", "Consul tokens of workloads' services",
+func (a *App) tokenCommand() *cobra.Command {
+	return a.Noun("token", "Consul tokens of workloads' services",
 		a.tokenList(), a.tokenInspect(), a.tokenSweep())
 }
 
-func (a *app) tokenList() *cobra.Command {
+func (a *App) tokenList() *cobra.Command {
 	var workload string
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
@@ -28,8 +28,7 @@ func (a *app) tokenList() *cobra.Command {
 not confirmed yet. ORPHAN says that the workload is gone and the next sweep revokes the
 token.`,
 		Example: "pannier token list -workload web",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{
 				Namespace: a.namespaceOr("*"), Workload: workload, Read: &read,
 			})
@@ -37,23 +36,23 @@ token.`,
 				return err
 			}
 			a.noteAge(resp.GetMeta(), &read)
-			return a.print(resp, func() error { return a.showTokens(resp.GetTokens()) })
+			return a.Print(resp, func() error { return a.showTokens(resp.GetTokens()) })
 		}),
 	}
 	cmd.Flags().StringVar(&workload, "workload", "", "only those of the workload with this `ID`")
-	complete(cmd, "workload", a.completeIDs(workloadIDs))
+	completeFlag(cmd, "workload", a.CompleteIDs(workloadIDs))
 	staleFlag(cmd, &read)
 	return cmd
 }
 
-func (a *app) tokenInspect() *cobra.Command {
+func (a *App) tokenInspect() *cobra.Command {
 	return &cobra.Command{
-		Use: "inspect", Short: "Ask Consul about the tokens of a workload's services, now",
+		Use: "inspect SPEC|ID", Short: "Ask Consul about the tokens of a workload's services, now",
 		Long: `Ask this node's Consul agent about the tokens of the services of a workload that runs on this
 node, now. The agent itself looks every five minutes. The exit code is 1 unless all are valid.`,
-		Example: "pannier token inspect web",
-		Args:    exactly("SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier token inspect web",
+		ValidArgsFunction: a.completeFileOrID(workloadIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			namespace, id, err := a.specOrID(args[0])
 			if err != nil {
 				return err
@@ -64,7 +63,7 @@ node, now. The agent itself looks every five minutes. The exit code is 1 unless 
 				return hintWorkload(err)
 			}
 			tokens := resp.GetTokens()
-			err = a.print(&hostv1.GetWorkloadResponse{Tokens: tokens}, func() error { return a.showInspected(tokens) })
+			err = a.Print(&hostv1.GetWorkloadResponse{Tokens: tokens}, func() error { return a.showInspected(tokens) })
 			return cmp.Or(err, inspectionError(tokens))
 		}),
 	}
@@ -77,10 +76,8 @@ func inspectionError(tokens []*hostv1.InspectedToken) error {
 	}
 	switch {
 	case is("gone"):
-		return &hintError{
-			errors.New("a token is not known to Consul"),
-			"that of a running workload is replaced within five minutes; pannier workload status says if that fails",
-		}
+		return Hinted(errors.New("a token is not known to Consul"),
+			"that of a running workload is replaced within five minutes; pannier workload status says if that fails")
 	case is("unknown"):
 		return errors.New("a token could not be looked up: Consul does not answer")
 	case is("none"):
@@ -89,7 +86,7 @@ func inspectionError(tokens []*hostv1.InspectedToken) error {
 	return nil
 }
 
-func (a *app) tokenSweep() *cobra.Command {
+func (a *App) tokenSweep() *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use: "sweep", Short: "Revoke the tokens whose workload is gone, now",
@@ -97,13 +94,12 @@ func (a *app) tokenSweep() *cobra.Command {
 those of this cluster that only Consul has. The leader does so periodically. The exit code is
 1 when a token could not be revoked or a Consul not be asked; it is retried automatically.`,
 		Example: "pannier token sweep -dry-run",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Tokens.SweepTokens(ctx, &hostv1.SweepTokensRequest{DryRun: dryRun})
 			if err != nil {
 				return err
 			}
-			if err := a.print(resp, func() error { return a.showSwept(resp.GetTokens(), dryRun) }); err != nil {
+			if err := a.Print(resp, func() error { return a.showSwept(resp.GetTokens(), dryRun) }); err != nil {
 				return err
 			}
 			return a.sweepError(resp, dryRun)
@@ -114,84 +110,80 @@ those of this cluster that only Consul has. The leader does so periodically. The
 }
 
 // sweepError returns what a sweep could not do.
-func (a *app) sweepError(m *hostv1.SweepTokensResponse, dryRun bool) error {
+func (a *App) sweepError(m *hostv1.SweepTokensResponse, dryRun bool) error {
 	for _, problem := range m.GetProblems() {
-		a.note("warning: not all tokens were seen: %s", problem)
+		a.Note("warning: not all tokens were seen: %s", problem)
 	}
 	for _, t := range m.GetTokens() {
 		if !dryRun && !t.GetRevoked() {
-			return &hintError{
-				errors.New("not every token is revoked"),
-				"the rest is retried automatically; pannier token list shows it",
-			}
+			return Hinted(errors.New("not every token is revoked"),
+				"the rest is retried automatically; pannier token list shows it")
 		}
 	}
 	if len(m.GetProblems()) > 0 {
-		return &hintError{
-			errors.New("the sweep did not see every Consul"),
-			"it is repeated automatically; see the warnings, and pannier plugin status",
-		}
+		return Hinted(errors.New("the sweep did not see every Consul"),
+			"it is repeated automatically; see the warnings, and pannier plugin status")
 	}
 	return nil
 }
 
-func (a *app) showTokens(tokens []*hostv1.Token) error {
+func (a *App) showTokens(tokens []*hostv1.Token) error {
 	if len(tokens) == 0 {
-		a.note("no tokens; a service with a connect block is given one when its workload starts")
+		a.Note("no tokens; a service with a connect block is given one when its workload starts")
 		return nil
 	}
-	t := newTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "AGE", "EXPIRES", "ORPHAN")
+	t := NewTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "AGE", "EXPIRES", "ORPHAN")
 	for _, k := range tokens {
-		orphan := cell{"no", ""}
+		orphan := Cell{"no", ""}
 		if k.GetOrphan() {
-			orphan = cell{"yes", yellow}
+			orphan = Cell{"yes", Yellow}
 		}
-		t.row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k),
+		t.Row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k),
 			age(k.GetCreatedAt()), ahead(k.GetExpiresAt()), orphan)
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
-func (a *app) showInspected(tokens []*hostv1.InspectedToken) error {
+func (a *App) showInspected(tokens []*hostv1.InspectedToken) error {
 	if len(tokens) == 0 {
-		a.note("no service of the workload has a token; one with a connect block has")
+		a.Note("no service of the workload has a token; one with a connect block has")
 		return nil
 	}
-	t := newTable("SERVICE", "CONSUL", "ACCESSOR", "EXPIRES", "STATE", "ERROR")
+	t := NewTable("SERVICE", "CONSUL", "ACCESSOR", "EXPIRES", "STATE", "ERROR")
 	for _, k := range tokens {
-		state := cell{k.GetState(), red}
+		state := Cell{k.GetState(), Red}
 		switch k.GetState() {
 		case "valid":
-			state.color = green
+			state.Color = Green
 		case "none", "unknown":
-			state.color = yellow
+			state.Color = Yellow
 		}
-		t.row(k.GetToken().GetService(), k.GetToken().GetConsul(), k.GetToken().GetAccessor(),
+		t.Row(k.GetToken().GetService(), k.GetToken().GetConsul(), k.GetToken().GetAccessor(),
 			ahead(k.GetToken().GetExpiresAt()), state, k.GetError())
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
-func (a *app) showSwept(swept []*hostv1.SweptToken, dryRun bool) error {
+func (a *App) showSwept(swept []*hostv1.SweptToken, dryRun bool) error {
 	if len(swept) == 0 {
-		a.note("nothing to revoke: every token's workload exists")
+		a.Note("nothing to revoke: every token's workload exists")
 		return nil
 	}
-	t := newTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "REVOKED", "REASON")
+	t := NewTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "REVOKED", "REASON")
 	for _, s := range swept {
-		k, revoked, reason := s.GetToken(), cell{"yes", green}, s.GetReason()
+		k, revoked, reason := s.GetToken(), Cell{"yes", Green}, s.GetReason()
 		switch {
 		case dryRun:
-			revoked = cell{"not yet", yellow}
+			revoked = Cell{"not yet", Yellow}
 		case !s.GetRevoked():
-			revoked = cell{"no", red}
+			revoked = Cell{"no", Red}
 		}
 		if s.GetError() != "" {
 			reason += "; " + s.GetError()
 		}
-		t.row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k), revoked, reason)
+		t.Row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k), revoked, reason)
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
 // accessor returns a token's accessor in Consul. A minted token's is its id in the ledger, and

@@ -18,8 +18,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) volumeCommand() *cobra.Command {
-	return a.noun("volume", "CSI volumes",
+func (a *App) volumeCommand() *cobra.Command {
+	return a.Noun("volume", "CSI volumes",
 		a.volumeInit(), a.volumeValidate(), a.volumeCreate(), a.volumeRegister(), a.volumeStatus(), a.volumeList(),
 		a.volumeExplain(), a.volumeExpand(), a.volumeModify(), a.snapshotCommand(), a.volumeDetach(), a.volumeDeregister(),
 		a.volumeDelete())
@@ -28,12 +28,11 @@ func (a *app) volumeCommand() *cobra.Command {
 //go:embed volume_init.hcl
 var volumeInit string
 
-func (a *app) volumeInit() *cobra.Command {
+func (a *App) volumeInit() *cobra.Command {
 	return &cobra.Command{
 		Use: "init [FILE]", Short: "Write a volume spec to start from (volume.hcl; - is standard output)",
 		Example: "pannier volume init",
-		Args:    between(0, "FILE"),
-		RunE: a.do(func(_ context.Context, args []string) error {
+		RunE: a.Do(func(_ context.Context, args []string) error {
 			return a.writeSpec("volume", volumeInit, "pannier volume create", args)
 		}),
 	}
@@ -41,21 +40,19 @@ func (a *app) volumeInit() *cobra.Command {
 
 // writeSpec writes a spec to start from to the file of the arguments, or else to one that is named for its noun. then
 // is the command that takes it.
-func (a *app) writeSpec(noun, text, then string, args []string) error {
+func (a *App) writeSpec(noun, text, then string, args []string) error {
 	path := noun + ".hcl"
 	if len(args) > 0 {
 		path = args[0]
 	}
 	if path == "-" {
-		_, err := fmt.Fprint(a.out, text)
+		_, err := fmt.Fprint(a.Out, text)
 		return err
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
-		return &hintError{
-			&codeError{fmt.Errorf("%s already exists", path), ExitRefused},
-			fmt.Sprintf("name another file: pannier %s init FILE", noun),
-		}
+		return Hinted(Coded(ExitRefused, fmt.Errorf("%s already exists", path)), "name another file: pannier %s init FILE",
+			noun)
 	}
 	if err != nil {
 		return err
@@ -64,19 +61,19 @@ func (a *app) writeSpec(noun, text, then string, args []string) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	a.note("wrote %s; edit it, then: %s %s", path, then, path)
+	a.Note("wrote %s; edit it, then: %s %s", path, then, path)
 	return nil
 }
 
-func (a *app) volumeValidate() *cobra.Command {
+func (a *App) volumeValidate() *cobra.Command {
 	return &cobra.Command{
 		Use: "validate FILE", Short: "Check a volume spec, without an agent",
 		Long: `Check a volume spec, without an agent: all that is wrong with it is reported with file and line.
 The files that secrets_from names are read. FILE may be one of Nomad's specs; - is standard input.
 pannier volume create -dry-run also asks the agent and the driver.`,
-		Example: "pannier volume validate volume.hcl",
-		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
-		RunE: a.do(func(_ context.Context, args []string) error {
+		Example:           "pannier volume validate volume.hcl",
+		ValidArgsFunction: completeSpec,
+		RunE: a.Do(func(_ context.Context, args []string) error {
 			spec, err := a.readVolume(args[0])
 			if err != nil {
 				return err
@@ -84,22 +81,22 @@ pannier volume create -dry-run also asks the agent and the driver.`,
 			for key := range spec.GetSecrets() {
 				spec.Secrets[key] = "[REDACTED]"
 			}
-			return a.answer(spec, "volume %q of driver %q in namespace %q is valid",
+			return a.Done(spec, "volume %q of driver %q in namespace %q is valid",
 				spec.GetId(), spec.GetPluginId(), spec.GetNamespace())
 		}),
 	}
 }
 
-func (a *app) volumeCreate() *cobra.Command {
+func (a *App) volumeCreate() *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use: "create FILE", Short: "Make a volume at its driver and register it",
 		Long: `Make a volume at its driver and register it. FILE is a volume spec; - is standard
 input. Repeating it gives the same volume. -dry-run makes nothing: the agent checks the
 definition, and that a healthy controller of the driver can create such a volume and has room.`,
-		Example: "pannier volume create volume.hcl\npannier volume create -dry-run volume.hcl",
-		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume create volume.hcl\npannier volume create -dry-run volume.hcl",
+		ValidArgsFunction: completeSpec,
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readVolume(args[0])
 			if err != nil {
 				return err
@@ -112,37 +109,37 @@ definition, and that a healthy controller of the driver can create such a volume
 				return hintDriver(err)
 			}
 			a.warn(resp.GetWarnings())
-			return a.print(resp, func() error { return a.madeVolume("is created", resp.GetVolume()) })
+			return a.Print(resp, func() error { return a.madeVolume("is created", resp.GetVolume()) })
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "check whether it can be made, and make nothing")
 	return cmd
 }
 
-func (a *app) checkVolume(ctx context.Context, client *api.Client, spec *hostv1.VolumeSpec) error {
+func (a *App) checkVolume(ctx context.Context, client *api.Client, spec *hostv1.VolumeSpec) error {
 	resp, err := client.Volumes.CheckVolume(ctx, &hostv1.CheckVolumeRequest{Spec: spec})
 	if err != nil {
 		return hintDriver(err)
 	}
 	a.warn(resp.GetWarnings())
-	return a.print(resp, func() error {
+	return a.Print(resp, func() error {
 		text := fmt.Sprintf("volume %q exists with this definition: it would stay as it is", spec.GetId())
 		if !resp.GetExists() {
 			text = fmt.Sprintf("volume %q can be created: driver %q would make it as %q", spec.GetId(), spec.GetPluginId(),
 				resp.GetDriverName())
 		}
-		return a.say(text)
+		return a.Say("%s", text)
 	})
 }
 
-func (a *app) volumeRegister() *cobra.Command {
+func (a *App) volumeRegister() *cobra.Command {
 	return &cobra.Command{
 		Use: "register FILE", Short: "Register an existing volume, or change its definition",
 		Long: `Register a volume that exists at its driver, or change its definition. The driver is asked to
 validate it. FILE is a volume spec; - is standard input.`,
-		Example: "pannier volume register volume.hcl",
-		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume register volume.hcl",
+		ValidArgsFunction: completeSpec,
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readVolume(args[0])
 			if err != nil {
 				return err
@@ -157,13 +154,13 @@ validate it. FILE is a volume spec; - is standard input.`,
 				return hintDriver(err)
 			}
 			a.warn(resp.GetWarnings())
-			return a.print(resp, func() error { return a.madeVolume("is registered", resp.GetVolume()) })
+			return a.Print(resp, func() error { return a.madeVolume("is registered", resp.GetVolume()) })
 		}),
 	}
 }
 
 // readVolume reads a spec and fills in its namespace.
-func (a *app) readVolume(path string) (*hostv1.VolumeSpec, error) {
+func (a *App) readVolume(path string) (*hostv1.VolumeSpec, error) {
 	spec, err := config.ReadVolume(path)
 	if err != nil {
 		return nil, err
@@ -174,32 +171,32 @@ func (a *app) readVolume(path string) (*hostv1.VolumeSpec, error) {
 	return spec, nil
 }
 
-func (a *app) warn(warnings []string) {
+func (a *App) warn(warnings []string) {
 	for _, w := range warnings {
-		a.note("warning: %s", w)
+		a.Note("warning: %s", w)
 	}
 }
 
-func (a *app) madeVolume(what string, v *hostv1.Volume) error {
+func (a *App) madeVolume(what string, v *hostv1.Volume) error {
 	text := fmt.Sprintf("volume %q %s: external id %s", v.GetSpec().GetId(), what, v.GetSpec().GetExternalId())
 	if v.GetCapacity() > 0 {
 		text += ", " + size(v.GetCapacity())
 	}
-	return a.say(text)
+	return a.Say("%s", text)
 }
 
-func (a *app) volumeExpand() *cobra.Command {
+func (a *App) volumeExpand() *cobra.Command {
 	var lowest, highest string
 	cmd := &cobra.Command{
 		Use: "expand ID [SIZE]", Short: "Grow a volume, mounted or not",
 		Long: `Grow a volume, mounted or not. SIZE, such as 10GiB, is the least capacity;
 it is the same as -capacity-min.`,
-		Example: "pannier volume expand data 20GiB",
-		Args:    between(1, "ID", "SIZE"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume expand data 20GiB",
+		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 2 {
 				if lowest != "" {
-					return &usageError{err: errors.New("SIZE and -capacity-min say the same; give one of them")}
+					return Usage("SIZE and -capacity-min say the same; give one of them")
 				}
 				lowest = args[1]
 			}
@@ -212,13 +209,13 @@ it is the same as -capacity-min.`,
 				return err
 			}
 			if req.CapacityMin == 0 && req.CapacityMax == 0 {
-				return &usageError{err: errors.New("a size is missing")}
+				return Usage("a size is missing")
 			}
 			resp, err := client.Volumes.ExpandVolume(ctx, req)
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			return a.answer(resp, "volume %q has %s", args[0], size(resp.GetVolume().GetCapacity()))
+			return a.Done(resp, "volume %q has %s", args[0], size(resp.GetVolume().GetCapacity()))
 		}),
 	}
 	cmd.Flags().StringVar(&lowest, "capacity-min", "", "the least `size` it is to have")
@@ -226,15 +223,15 @@ it is the same as -capacity-min.`,
 	return cmd
 }
 
-func (a *app) volumeModify() *cobra.Command {
+func (a *App) volumeModify() *cobra.Command {
 	var flags driverFlags
 	cmd := &cobra.Command{
 		Use: "modify ID -parameter KEY=VALUE", Short: "Change a volume's mutable parameters, mounted or not",
 		Long: `Change parameters of a volume at its driver, mounted or not. Which of them can be changed is up to
 the driver; those that are not given stay as they are.`,
-		Example: "pannier volume modify data -parameter readAhead=1MiB",
-		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume modify data -parameter readAhead=1MiB",
+		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			parameters, secrets, err := flags.read()
 			if err != nil {
 				return err
@@ -245,7 +242,7 @@ the driver; those that are not given stay as they are.`,
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume status lists the volumes")
 			}
-			return a.answer(resp, "volume %q is modified: %s", args[0], joinMap(resp.GetVolume().GetMutableParameters()))
+			return a.Done(resp, "volume %q is modified: %s", args[0], joinMap(resp.GetVolume().GetMutableParameters()))
 		}),
 	}
 	flags.add(cmd)
@@ -259,7 +256,7 @@ func capacity(name, text string) (int64, error) {
 	}
 	n, err := config.ParseSize(text)
 	if err != nil {
-		return 0, &usageError{err: fmt.Errorf("%s: %w", name, err)}
+		return 0, Usage("%s: %w", name, err)
 	}
 	return n, nil
 }
@@ -278,15 +275,15 @@ func hintVolume(err error, id string) error {
 	}
 }
 
-func (a *app) volumeDeregister() *cobra.Command {
+func (a *App) volumeDeregister() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "deregister ID", Short: "Forget a volume, but keep it at its driver",
 		Long: `Forget a volume, but keep it at its driver. Refused while it has claims; -force says what it
 leaves behind.`,
-		Example: "pannier volume deregister data",
-		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume deregister data",
+		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Volumes.DeregisterVolume(ctx, &hostv1.DeregisterVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Force: force,
 			})
@@ -294,26 +291,26 @@ leaves behind.`,
 				return hintVolume(err, args[0])
 			}
 			for _, c := range resp.GetLeftBehind() {
-				a.note("warning: left behind: %s claim of workload %q on node %q (%s); its mount and attachment may still exist",
+				a.Note("warning: left behind: %s claim of workload %q on node %q (%s); its mount and attachment may still exist",
 					c.GetMode(), c.GetWorkload(), c.GetNode(), c.GetState())
 			}
-			return a.answer(resp, "volume %q is deregistered; it still exists at its driver", args[0])
+			return a.Done(resp, "volume %q is deregistered; it still exists at its driver", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "deregister it even while it has claims, and say what is left behind")
 	return cmd
 }
 
-func (a *app) volumeDelete() *cobra.Command {
+func (a *App) volumeDelete() *cobra.Command {
 	var secretFlags []string
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "delete ID", Short: "Delete a volume at its driver, with its data",
 		Long: `Delete a volume at its driver, with its data, and forget it. Refused while it has claims. On a
 terminal the command asks first, unless -yes is given.`,
-		Example: "pannier volume delete data",
-		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume delete data",
+		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
 				return err
@@ -327,7 +324,7 @@ terminal the command asks first, unless -yes is given.`,
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			return a.answer(resp, "volume %q is deleted", args[0])
+			return a.Done(resp, "volume %q is deleted", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")

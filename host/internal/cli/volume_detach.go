@@ -14,7 +14,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) volumeDetach() *cobra.Command {
+func (a *App) volumeDetach() *cobra.Command {
 	var force bool
 	var timeout time.Duration
 	cmd := &cobra.Command{
@@ -22,11 +22,11 @@ func (a *app) volumeDetach() *cobra.Command {
 		Long: `Release every claim of a volume on a node, and show what became of each. While it waits it
 says for what. The exit code is 1 when a claim is left, or after -timeout; the release
 goes on then. -force frees the claims of a node that you know is down.`,
-		Example: "pannier volume detach -timeout 30s data web-1",
-		Args:    exactly("ID", "NODE"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume detach -timeout 30s data web-1",
+		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if timeout < 0 {
-				return &usageError{err: errors.New("-timeout: not less than 0")}
+				return Usage("-timeout: not less than 0")
 			}
 			resp, err := a.detach(ctx, client, &hostv1.DetachVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Node: args[1], Force: force,
@@ -34,15 +34,13 @@ goes on then. -force frees the claims of a node that you know is down.`,
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			if err := a.print(resp, func() error { return a.showDetached(args[0], args[1], resp.GetClaims()) }); err != nil {
+			if err := a.Print(resp, func() error { return a.showDetached(args[0], args[1], resp.GetClaims()) }); err != nil {
 				return err
 			}
 			for _, c := range resp.GetClaims() {
 				if !c.GetReleased() {
-					return &hintError{
-						errors.New("not every claim is released"),
-						"the rest is retried automatically; -force frees the claims of a node that is down for certain",
-					}
+					return Hinted(errors.New("not every claim is released"),
+						"the rest is retried automatically; -force frees the claims of a node that is down for certain")
 				}
 			}
 			return nil
@@ -58,7 +56,7 @@ goes on then. -force frees the claims of a node that you know is down.`,
 const detachInterval = 500 * time.Millisecond
 
 // detach makes the call, and says what it waits for until it is answered or timeout has passed; 0: none.
-func (a *app) detach(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest,
+func (a *App) detach(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest,
 	timeout time.Duration,
 ) (*hostv1.DetachVolumeResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -87,21 +85,18 @@ func (a *app) detach(ctx context.Context, client *api.Client, req *hostv1.Detach
 			return got.resp, nil
 		case <-tick.C:
 			if text := a.detaching(ctx, client, req); text != "" && text != said {
-				a.note("%s", text)
+				a.Note("%s", text)
 				said = text
 			}
 		case <-late:
-			return nil, &hintError{
-				fmt.Errorf("volume %q is not released on node %q within %s; the release continues", req.GetId(),
-					req.GetNode(), timeout),
-				"pannier volume explain " + escape.Argument(req.GetId()) + " says what it waits for",
-			}
+			return nil, Hinted(fmt.Errorf("volume %q is not released on node %q within %s; the release continues", req.GetId(),
+				req.GetNode(), timeout), "pannier volume explain %s", escape.Argument(req.GetId())+" says what it waits for")
 		}
 	}
 }
 
 // detaching says what the claims of a volume on a node wait for; empty: nothing, or it is not known.
-func (a *app) detaching(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest) (text string) {
+func (a *App) detaching(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest) (text string) {
 	ctx, cancel := context.WithTimeout(ctx, 10*detachInterval)
 	defer cancel()
 	resp, err := client.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{
@@ -128,18 +123,18 @@ func (a *app) detaching(ctx context.Context, client *api.Client, req *hostv1.Det
 	return text
 }
 
-func (a *app) showDetached(volume, node string, claims []*hostv1.DetachedClaim) error {
+func (a *App) showDetached(volume, node string, claims []*hostv1.DetachedClaim) error {
 	if len(claims) == 0 {
-		a.note("volume %q has no claim on node %q: nothing to release", volume, node)
+		a.Note("volume %q has no claim on node %q: nothing to release", volume, node)
 		return nil
 	}
-	t := newTable("WORKLOAD", "MODE", "STATE BEFORE", "RELEASED", "MESSAGE")
+	t := NewTable("WORKLOAD", "MODE", "STATE BEFORE", "RELEASED", "MESSAGE")
 	for _, c := range claims {
-		released := cell{"yes", green}
+		released := Cell{"yes", Green}
 		if !c.GetReleased() {
-			released = cell{"no", red}
+			released = Cell{"no", Red}
 		}
-		t.row(c.GetClaim().GetWorkload(), c.GetClaim().GetMode(), c.GetClaim().GetState(), released, c.GetMessage())
+		t.Row(c.GetClaim().GetWorkload(), c.GetClaim().GetMode(), c.GetClaim().GetState(), released, c.GetMessage())
 	}
-	return a.show(t)
+	return a.Show(t)
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -12,12 +11,12 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) groupCommand() *cobra.Command {
-	return a.noun("group", "Snapshots of several volumes as of one moment", a.groupCreate(), a.groupStatus(),
+func (a *App) groupCommand() *cobra.Command {
+	return a.Noun("group", "Snapshots of several volumes as of one moment", a.groupCreate(), a.groupStatus(),
 		a.groupDelete())
 }
 
-func (a *app) groupCreate() *cobra.Command {
+func (a *App) groupCreate() *cobra.Command {
 	var workload string
 	var flags driverFlags
 	cmd := &cobra.Command{
@@ -29,13 +28,13 @@ snapshots.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 0:
-				return &usageError{err: errors.New("NAME is missing")}
+				return Usage("NAME is missing")
 			case (len(args) == 1) == (workload == ""):
-				return &usageError{err: errors.New("give the volumes, or a workload with -workload")}
+				return Usage("give the volumes, or a workload with -workload")
 			}
 			return nil
 		},
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			parameters, secrets, err := flags.read()
 			if err != nil {
 				return err
@@ -53,7 +52,7 @@ snapshots.`,
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			return a.print(resp, func() error { return a.showGroup(resp.GetGroup()) })
+			return a.Print(resp, func() error { return a.showGroup(resp.GetGroup()) })
 		}),
 	}
 	cmd.Flags().StringVar(&workload, "workload", "", "all volumes of this workload's `ID`")
@@ -62,7 +61,7 @@ snapshots.`,
 }
 
 // volumesOf returns the ids of a workload's volumes.
-func (a *app) volumesOf(ctx context.Context, client *api.Client, workload string) (ids []string, err error) {
+func (a *App) volumesOf(ctx context.Context, client *api.Client, workload string) (ids []string, err error) {
 	resp, err := client.Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{
 		Namespace: a.namespaceOr(claim.DefaultNamespace), Id: workload,
 	})
@@ -75,18 +74,18 @@ func (a *app) volumesOf(ctx context.Context, client *api.Client, workload string
 		}
 	}
 	if len(ids) == 0 {
-		return nil, &codeError{fmt.Errorf("workload %q has no registered volumes", workload), ExitRefused}
+		return nil, Coded(ExitRefused, fmt.Errorf("workload %q has no registered volumes", workload))
 	}
 	return ids, nil
 }
 
-func (a *app) groupStatus() *cobra.Command {
+func (a *App) groupStatus() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "status DRIVER GROUP", Short: "Show a group's snapshots",
-		Example: "pannier volume snapshot group status local group-0abc",
-		Args:    exactly("DRIVER", "GROUP"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume snapshot group status local group-0abc",
+		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
 				return err
@@ -98,20 +97,20 @@ func (a *app) groupStatus() *cobra.Command {
 				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists the snapshots with their groups",
 					args[0])
 			}
-			return a.print(resp, func() error { return a.showGroup(resp.GetGroup()) })
+			return a.Print(resp, func() error { return a.showGroup(resp.GetGroup()) })
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
 	return cmd
 }
 
-func (a *app) groupDelete() *cobra.Command {
+func (a *App) groupDelete() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "delete DRIVER GROUP", Short: "Delete a group with its snapshots at their driver",
-		Example: "pannier volume snapshot group delete local group-0abc",
-		Args:    exactly("DRIVER", "GROUP"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume snapshot group delete local group-0abc",
+		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
 				return err
@@ -122,15 +121,15 @@ func (a *app) groupDelete() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.answer(resp, "group snapshot %s is deleted", args[1])
+			return a.Done(resp, "group snapshot %s is deleted", args[1])
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
 	return cmd
 }
 
-func (a *app) showGroup(g *hostv1.GroupSnapshot) error {
-	if err := a.say(fmt.Sprintf("group snapshot %s: %s", g.GetGroupId(), readiness(g))); err != nil {
+func (a *App) showGroup(g *hostv1.GroupSnapshot) error {
+	if err := a.Say("group snapshot %s: %s", g.GetGroupId(), readiness(g)); err != nil {
 		return err
 	}
 	return a.showSnapshots(g.GetSnapshots())

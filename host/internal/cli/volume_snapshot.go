@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -12,12 +10,12 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) snapshotCommand() *cobra.Command {
-	return a.noun("snapshot", "Snapshots of volumes", a.snapshotCreate(), a.snapshotDelete(), a.snapshotList(),
+func (a *App) snapshotCommand() *cobra.Command {
+	return a.Noun("snapshot", "Snapshots of volumes", a.snapshotCreate(), a.snapshotDelete(), a.snapshotList(),
 		a.groupCommand())
 }
 
-func (a *app) snapshotCreate() *cobra.Command {
+func (a *App) snapshotCreate() *cobra.Command {
 	var flags driverFlags
 	var name string
 	cmd := &cobra.Command{
@@ -25,12 +23,12 @@ func (a *app) snapshotCreate() *cobra.Command {
 		Long: `Take a snapshot of a volume. NAME, or -name, is its name in the namespace: snapshot_id in a volume
 spec takes it, and so does delete. Repeating the command gives the same snapshot; a name that another
 volume's snapshot has is refused. Without a name it gets one that contains the time.`,
-		Example: "pannier volume snapshot create data -name before-the-upgrade",
-		Args:    between(1, "VOLUME", "NAME"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier volume snapshot create data -name before-the-upgrade",
+		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 2 {
 				if name != "" {
-					return &usageError{err: errors.New("NAME and -name say the same; give one of them")}
+					return Usage("NAME and -name say the same; give one of them")
 				}
 				name = args[1]
 			}
@@ -45,11 +43,10 @@ volume's snapshot has is refused. Without a name it gets one that contains the t
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume status lists the volumes")
 			}
-			return a.print(resp, func() error {
+			return a.Print(resp, func() error {
 				a.warn(resp.GetWarnings())
 				s := resp.GetSnapshot()
-				return a.say(fmt.Sprintf("snapshot %q (%s) of volume %q: %s", s.GetName(), s.GetSnapshotId(), args[0],
-					readiness(s)))
+				return a.Say("snapshot %q (%s) of volume %q: %s", s.GetName(), s.GetSnapshotId(), args[0], readiness(s))
 			})
 		}),
 	}
@@ -66,14 +63,14 @@ func readiness(snapshot interface{ GetReady() bool }) string {
 	return "not ready yet"
 }
 
-func (a *app) snapshotDelete() *cobra.Command {
+func (a *App) snapshotDelete() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "delete DRIVER SNAPSHOT", Short: "Delete a snapshot at its driver",
-		Long:    `Delete a snapshot at its driver. SNAPSHOT is its name in the namespace, or the driver's id of it.`,
-		Example: "pannier volume snapshot delete local before-the-upgrade",
-		Args:    exactly("DRIVER", "SNAPSHOT"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Long:              `Delete a snapshot at its driver. SNAPSHOT is its name in the namespace, or the driver's id of it.`,
+		Example:           "pannier volume snapshot delete local before-the-upgrade",
+		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
 				return err
@@ -84,22 +81,21 @@ func (a *app) snapshotDelete() *cobra.Command {
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists them", args[0])
 			}
-			return a.answer(resp, "snapshot %s is deleted", args[1])
+			return a.Done(resp, "snapshot %s is deleted", args[1])
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
 	return cmd
 }
 
-func (a *app) snapshotList() *cobra.Command {
+func (a *App) snapshotList() *cobra.Command {
 	var driver string
 	var page paging
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "list -driver ID", Short: "List a driver's snapshots",
 		Example: "pannier volume snapshot list -driver local",
-		Args:    exactly(),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
 				return err
@@ -120,7 +116,7 @@ func (a *app) snapshotList() *cobra.Command {
 				return err
 			}
 			a.noteNext(all.GetNextToken())
-			return a.print(all, func() error { return a.showSnapshots(all.GetSnapshots()) })
+			return a.Print(all, func() error { return a.showSnapshots(all.GetSnapshots()) })
 		}),
 	}
 	cmd.Flags().StringVar(&driver, "driver", "", "the driver's `ID`")
@@ -130,19 +126,19 @@ func (a *app) snapshotList() *cobra.Command {
 	return cmd
 }
 
-func (a *app) showSnapshots(snapshots []*hostv1.Snapshot) error {
+func (a *App) showSnapshots(snapshots []*hostv1.Snapshot) error {
 	if len(snapshots) == 0 {
-		a.note("no snapshots")
+		a.Note("no snapshots")
 		return nil
 	}
-	t := newTable("SNAPSHOT", "NAME", "VOLUME", "EXTERNAL VOLUME", "SIZE", "READY", "AGE", "GROUP")
+	t := NewTable("SNAPSHOT", "NAME", "VOLUME", "EXTERNAL VOLUME", "SIZE", "READY", "AGE", "GROUP")
 	for _, s := range snapshots {
-		ready := cell{"yes", green}
+		ready := Cell{"yes", Green}
 		if !s.GetReady() {
-			ready = cell{"no", yellow}
+			ready = Cell{"no", Yellow}
 		}
-		t.row(s.GetSnapshotId(), s.GetName(), s.GetVolume(), s.GetExternalVolumeId(), size(s.GetSize()), ready,
+		t.Row(s.GetSnapshotId(), s.GetName(), s.GetVolume(), s.GetExternalVolumeId(), size(s.GetSize()), ready,
 			age(s.GetCreatedAt()), s.GetGroupId())
 	}
-	return a.show(t)
+	return a.Show(t)
 }

@@ -18,8 +18,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) workloadCommand() *cobra.Command {
-	return a.noun("workload", "Workloads, their volumes and services",
+func (a *App) workloadCommand() *cobra.Command {
+	return a.Noun("workload", "Workloads, their volumes and services",
 		a.workloadInit(), a.workloadValidate(), a.workloadRun(), a.workloadStart(), a.workloadUpdate(),
 		a.workloadStop(), a.workloadStatus())
 }
@@ -27,7 +27,7 @@ func (a *app) workloadCommand() *cobra.Command {
 // mountFormats are the additional formats of commands that show a workload's mounts.
 var mountFormats = map[string]string{extraFormats: formatDocker + " " + formatSystemd + " " + formatDropin}
 
-func (a *app) workloadStart() *cobra.Command {
+func (a *App) workloadStart() *cobra.Command {
 	var dry bool
 	cmd := &cobra.Command{
 		Use: "start SPEC", Short: "Start a workload for a unit, a container or a script",
@@ -36,9 +36,9 @@ stop. It may be repeated. With -o docker the workload's mounts, secrets and port
 written as flags of docker run, with -o systemd as lines of a unit, with -o systemd-dropin
 as the drop-in of a unit that pannier-workload@.service starts the workload for. -dry-run changes
 nothing: it says what a start would do and who has the volumes, and fails if it would be refused.`,
-		Example: "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
-		Args:    exactly("SPEC"), ValidArgsFunction: completeSpec, Annotations: mountFormats,
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
+		ValidArgsFunction: completeSpec, Annotations: mountFormats,
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readWorkload(args[0])
 			if err != nil {
 				return err
@@ -50,10 +50,8 @@ nothing: it says what a start would do and who has the volumes, and fails if it 
 			w, err := a.start(ctx, client, p, &hostv1.StartWorkloadRequest{Spec: spec})
 			p.close()
 			if ctx.Err() != nil {
-				return &hintError{
-					errors.New("interrupted"),
-					"the agent may continue the start; undo it with: pannier workload stop " + spec.GetId(),
-				}
+				return Hinted(errors.New("interrupted"), "%s",
+					"the agent may continue the start; undo it with: pannier workload stop "+spec.GetId())
 			}
 			if err != nil {
 				return hintStart(ctx, client, err, spec, args[0])
@@ -65,16 +63,16 @@ nothing: it says what a start would do and who has the volumes, and fails if it 
 	return cmd
 }
 
-func (a *app) workloadUpdate() *cobra.Command {
+func (a *App) workloadUpdate() *cobra.Command {
 	return &cobra.Command{
 		Use: "update SPEC", Short: "Change the services of a running workload",
 		Long: `Register the services of a workload that runs here again, as the spec has them now:
 upstreams, proxies' configuration, intentions, tags, meta, checks and weights. A proxy whose
 bootstrap changes with them gets another file, and is started again by pannier workload
 run. The workload and its program run on. What else differs is refused, but for exec.`,
-		Example: "pannier workload update web.hcl",
-		Args:    exactly("SPEC"), ValidArgsFunction: completeSpec,
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier workload update web.hcl",
+		ValidArgsFunction: completeSpec,
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readWorkload(args[0])
 			if err != nil {
 				return err
@@ -85,7 +83,7 @@ run. The workload and its program run on. What else differs is refused, but for 
 			if err != nil {
 				return hintWorkload(err)
 			}
-			return a.print(&hostv1.GetWorkloadResponse{Workload: w}, func() error { return a.showWorkload(w) })
+			return a.Print(&hostv1.GetWorkloadResponse{Workload: w}, func() error { return a.showWorkload(w) })
 		}),
 	}
 }
@@ -94,24 +92,24 @@ func dryFlag(cmd *cobra.Command, dry *bool) {
 	cmd.Flags().BoolVar(dry, "dry-run", false, "say what a start would do and who has the volumes, and change nothing")
 }
 
-func (a *app) workloadStatus() *cobra.Command {
+func (a *App) workloadStatus() *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
 		Use: "status [SPEC|ID]", Short: "List the workloads, or show one with its mounts, services and steps",
-		Example: "pannier workload status redis\npannier workload status redis -node n2",
-		Args:    between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDsOf(&node)),
-		Annotations: mountFormats,
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier workload status redis\npannier workload status redis -node n2",
+		ValidArgsFunction: a.completeFileOrID(workloadIDsOf(&node)),
+		Annotations:       mountFormats,
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				if strings.Contains(mountFormats[extraFormats], a.format) {
-					return &usageError{err: fmt.Errorf("-o %s is for one workload; name it", a.format)}
+					return Usage("-o %s is for one workload; name it", a.format)
 				}
 				resp, err := client.Workloads.ListWorkloads(ctx,
 					&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*"), Node: node})
 				if err != nil {
 					return err
 				}
-				return a.print(resp, func() error { return a.showWorkloads(resp.GetWorkloads()) })
+				return a.Print(resp, func() error { return a.showWorkloads(resp.GetWorkloads()) })
 			}
 			namespace, id, err := a.specOrID(args[0])
 			if err != nil {
@@ -132,7 +130,7 @@ func (a *app) workloadStatus() *cobra.Command {
 }
 
 // readWorkload reads a spec and fills in its namespace.
-func (a *app) readWorkload(path string) (*hostv1.WorkloadSpec, error) {
+func (a *App) readWorkload(path string) (*hostv1.WorkloadSpec, error) {
 	spec, err := config.ReadWorkload(path)
 	if err != nil {
 		return nil, err
@@ -144,13 +142,13 @@ func (a *app) readWorkload(path string) (*hostv1.WorkloadSpec, error) {
 }
 
 // specOrID reads an argument that looks like a file as a spec, any other as an id.
-func (a *app) specOrID(arg string) (namespace, id string, err error) {
+func (a *App) specOrID(arg string) (namespace, id string, err error) {
 	if arg == "-" || strings.ContainsRune(arg, '/') || strings.HasSuffix(arg, ".hcl") || strings.HasSuffix(arg, ".json") {
 		spec, err := a.readWorkload(arg)
 		return spec.GetNamespace(), spec.GetId(), err
 	}
 	if err := claim.CheckID(arg); err != nil {
-		return "", "", &usageError{err: fmt.Errorf("workload id: %w", err)}
+		return "", "", Usage("workload id: %w", err)
 	}
 	return a.namespaceOr(claim.DefaultNamespace), arg, nil
 }
@@ -164,8 +162,7 @@ func hintStart(ctx context.Context, client *api.Client, err error, spec *hostv1.
 	resp, getErr := client.Workloads.GetWorkload(ctx,
 		&hostv1.GetWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
 	if getErr == nil && resp.GetWorkload().GetState() == "stopping" {
-		return &hintError{err, fmt.Sprintf("pannier workload status %s says what undoing it waits for",
-			escape.Argument(spec.GetId()))}
+		return Hinted(err, "pannier workload status %s says what undoing it waits for", escape.Argument(spec.GetId()))
 	}
 	err = hint(err, ExitNotFound, "pannier volume status lists the volumes; nothing of the workload is left")
 	return hint(err, ExitRefused, "nothing of the workload is left; pannier workload start -dry-run %s says who has its "+
@@ -196,7 +193,7 @@ func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *h
 }
 
 // start starts a workload. A start may be repeated, so it is retried while the agent is down.
-func (a *app) start(ctx context.Context, client *api.Client, p *progress,
+func (a *App) start(ctx context.Context, client *api.Client, p *progress,
 	req *hostv1.StartWorkloadRequest,
 ) (w *hostv1.Workload, err error) {
 	err = a.patiently(ctx, p, false, func() error {
@@ -220,7 +217,7 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress,
 // call that ran for longer than that before it broke starts a new period; one that the agent
 // answered after so long is not retried, because the agent has retried itself. An agent whose
 // socket does not exist is not waited for, unless it is known to have run.
-func (a *app) patiently(ctx context.Context, p *progress, known bool, call func() error) error {
+func (a *App) patiently(ctx context.Context, p *progress, known bool, call func() error) error {
 	var deadline time.Time
 	noted := false
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {

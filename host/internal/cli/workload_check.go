@@ -18,34 +18,33 @@ import (
 //go:embed workload_init.hcl
 var workloadInit string
 
-func (a *app) workloadInit() *cobra.Command {
+func (a *App) workloadInit() *cobra.Command {
 	return &cobra.Command{
 		Use: "init [FILE]", Short: "Write a workload spec to start from (workload.hcl; - is standard output)",
 		Example: "pannier workload init",
-		Args:    between(0, "FILE"),
-		RunE: a.do(func(_ context.Context, args []string) error {
+		RunE: a.Do(func(_ context.Context, args []string) error {
 			return a.writeSpec("workload", workloadInit, "pannier workload validate", args)
 		}),
 	}
 }
 
-func (a *app) workloadValidate() *cobra.Command {
+func (a *App) workloadValidate() *cobra.Command {
 	return &cobra.Command{
 		Use: "validate FILE", Short: "Check a workload spec against this host, and change nothing",
 		Long: `Check a workload spec, and change nothing: first the file, with file and line of all that is wrong
 with it, then whether its volumes are registered, their drivers are healthy here, and the modes,
 ports and services fit. That another workload has a volume now is no mistake of a spec: pannier
 workload start -dry-run says that too. - is standard input.`,
-		Example: "pannier workload validate redis.hcl",
-		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		Example:           "pannier workload validate redis.hcl",
+		ValidArgsFunction: completeSpec,
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readWorkload(args[0])
 			if err != nil {
 				return err
 			}
 			resp, err := client.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
 			if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
-				a.note("%s has no mistake in itself; the rest needs an agent", args[0])
+				a.Note("%s has no mistake in itself; the rest needs an agent", args[0])
 			}
 			if err != nil {
 				return err
@@ -54,17 +53,17 @@ workload start -dry-run says that too. - is standard input.`,
 				return a.problems(resp.GetProblems(), fmt.Sprintf("workload %q cannot be started on node %q", spec.GetId(),
 					resp.GetNode()))
 			}
-			return a.answer(resp, "workload %q is valid on node %q", spec.GetId(), resp.GetNode())
+			return a.Done(resp, "workload %q is valid on node %q", spec.GetId(), resp.GetNode())
 		}),
 	}
 }
 
 // problems prints what is in the way, and returns an error that sums it up.
-func (a *app) problems(all []string, summary string) error {
+func (a *App) problems(all []string, summary string) error {
 	for _, problem := range all {
-		a.note("problem: %s", problem)
+		a.Note("problem: %s", problem)
 	}
-	return &hintError{&codeError{errors.New(summary), ExitRefused}, "nothing was changed"}
+	return Hinted(Coded(ExitRefused, errors.New(summary)), "nothing was changed")
 }
 
 // dryRun is what a start would do.
@@ -78,7 +77,7 @@ type dryRun struct {
 
 // dryStart prints what a start would do and who has what, and changes nothing. It is an error if the start would be
 // refused.
-func (a *app) dryStart(ctx context.Context, client *api.Client, spec *hostv1.WorkloadSpec) error {
+func (a *App) dryStart(ctx context.Context, client *api.Client, spec *hostv1.WorkloadSpec) error {
 	resp, err := client.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
 	if err != nil {
 		return err
@@ -91,7 +90,7 @@ func (a *app) dryStart(ctx context.Context, client *api.Client, spec *hostv1.Wor
 			return err
 		}
 	}
-	if err := a.showDryRun(d); err != nil {
+	if err := a.Print(d.value(), func() error { return a.showDryRun(d) }); err != nil {
 		return err
 	}
 	problems := resp.GetProblems()
@@ -149,29 +148,26 @@ func (d *dryRun) claim(ctx context.Context, client *api.Client, v *hostv1.Checke
 	return nil
 }
 
-func (a *app) showDryRun(d *dryRun) error {
-	if a.format == formatJSON {
-		return a.printValue(d.value())
-	}
-	if err := a.say(fmt.Sprintf("workload %q on node %q: %s", d.spec.GetId(), d.GetNode(), d.outcome())); err != nil {
+func (a *App) showDryRun(d *dryRun) error {
+	if err := a.Say("workload %q on node %q: %s", d.spec.GetId(), d.GetNode(), d.outcome()); err != nil {
 		return err
 	}
 	if len(d.GetVolumes()) == 0 {
 		return nil
 	}
-	t := newTable("VOLUME", "SOURCE", "DRIVER", "CLAIM", "ACCESS MODE", "ATTACHMENT", "HELD BY", "WOULD BE")
+	t := NewTable("VOLUME", "SOURCE", "DRIVER", "CLAIM", "ACCESS MODE", "ATTACHMENT", "HELD BY", "WOULD BE")
 	for _, v := range d.GetVolumes() {
-		would := cell{"granted", green}
+		would := Cell{"granted", Green}
 		if d.refused[v.GetRequest()] != "" {
-			would = cell{"refused", red}
+			would = Cell{"refused", Red}
 		}
 		if v.GetVolume() == "" {
-			would = cell{"made", green}
+			would = Cell{"made", Green}
 		}
-		t.row(v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(),
+		t.Row(v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(),
 			holders(d.claims[v.GetRequest()]), would)
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
 // outcome says in words what a start would do first.

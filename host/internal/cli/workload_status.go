@@ -9,63 +9,63 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *app) showWorkloads(workloads []*hostv1.Workload) error {
+func (a *App) showWorkloads(workloads []*hostv1.Workload) error {
 	if len(workloads) == 0 {
-		a.note("no workloads; start one with pannier workload run or pannier workload start")
+		a.Note("no workloads; start one with pannier workload run or pannier workload start")
 		return nil
 	}
-	t := newTable("ID", "NAMESPACE", "STATE", "VOLUMES", "SERVICES", "PID", "AGE", "MESSAGE")
+	t := NewTable("ID", "NAMESPACE", "STATE", "VOLUMES", "SERVICES", "PID", "AGE", "MESSAGE")
 	for _, w := range workloads {
-		t.row(w.GetSpec().GetId(), w.GetSpec().GetNamespace(), workloadState(w.GetState()), len(w.GetSpec().GetVolumes()),
+		t.Row(w.GetSpec().GetId(), w.GetSpec().GetNamespace(), workloadState(w.GetState()), len(w.GetSpec().GetVolumes()),
 			len(w.GetSpec().GetServices()), number(w.GetPid()), age(w.GetStartedAt()), w.GetMessage())
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
-func workloadState(state string) cell {
+func workloadState(state string) Cell {
 	switch state {
 	case "running":
-		return cell{state, green}
+		return Cell{state, Green}
 	case "failed":
-		return cell{state, red}
+		return Cell{state, Red}
 	case "stopped":
-		return cell{state, ""}
+		return Cell{state, ""}
 	default:
-		return cell{state, yellow}
+		return Cell{state, Yellow}
 	}
 }
 
 // showWorkload shows a workload, and those who have its volumes.
-func (a *app) showWorkload(w *hostv1.Workload, holders ...*hostv1.Holder) error {
-	t := newTable()
-	t.row("ID", w.GetSpec().GetId())
-	t.row("Namespace", w.GetSpec().GetNamespace())
-	t.row("Node", w.GetNode())
-	t.row("State", workloadState(w.GetState()))
+func (a *App) showWorkload(w *hostv1.Workload, holders ...*hostv1.Holder) error {
+	t := NewTable()
+	t.Row("ID", w.GetSpec().GetId())
+	t.Row("Namespace", w.GetSpec().GetNamespace())
+	t.Row("Node", w.GetNode())
+	t.Row("State", workloadState(w.GetState()))
 	said := w.GetMessage()
 	if w.GetRelease() == nil || said != w.GetRelease().GetError() {
-		t.row("Message", said)
+		t.Row("Message", said)
 	}
 	if len(w.GetWaitsFor()) > 0 {
-		t.row("Waits for", strings.Join(w.GetWaitsFor(), ", "))
-		t.row("Waits since", age(w.GetWaitsSince()))
+		t.Row("Waits for", strings.Join(w.GetWaitsFor(), ", "))
+		t.Row("Waits since", age(w.GetWaitsSince()))
 	}
 	if w.GetRelease() != nil {
-		t.row("Not released", cell{releaseText(w.GetRelease()), yellow})
+		t.Row("Not released", Cell{releaseText(w.GetRelease()), Yellow})
 	}
-	t.row("Process", number(w.GetPid()))
-	t.row("Released with", number(w.GetOwnerPid()))
-	t.row("Started", age(w.GetStartedAt()))
+	t.Row("Process", number(w.GetPid()))
+	t.Row("Released with", number(w.GetOwnerPid()))
+	t.Row("Started", age(w.GetStartedAt()))
 	if w.GetEndedAt() != nil {
-		t.row("Ended", age(w.GetEndedAt()))
+		t.Row("Ended", age(w.GetEndedAt()))
 	}
 	if len(w.GetPorts()) > 0 {
-		t.row("Ports", joinPorts(w.GetPorts()))
+		t.Row("Ports", joinPorts(w.GetPorts()))
 	}
 	if w.GetSecretsDir() != "" {
-		t.row("Secrets", w.GetSecretsDir())
+		t.Row("Secrets", w.GetSecretsDir())
 	}
-	if err := a.show(t); err != nil {
+	if err := a.Show(t); err != nil {
 		return err
 	}
 	if len(w.GetMounts())+len(w.GetReservation().GetMounts())+len(w.GetReservation().GetNodes()) > 0 {
@@ -80,11 +80,11 @@ func (a *app) showWorkload(w *hostv1.Workload, holders ...*hostv1.Holder) error 
 		if err := a.heading("Holders"); err != nil {
 			return err
 		}
-		held := newTable("VOLUME", "OWNER", "PID", "COMMAND", "PATH", "ENDED BY")
+		held := NewTable("VOLUME", "OWNER", "PID", "COMMAND", "PATH", "ENDED BY")
 		for _, h := range holders {
-			held.row(h.GetRequest(), h.GetOwner(), number(h.GetPid()), h.GetCommand(), h.GetPath(), h.GetStop())
+			held.Row(h.GetRequest(), h.GetOwner(), number(h.GetPid()), h.GetCommand(), h.GetPath(), h.GetStop())
 		}
-		if err := a.show(held); err != nil {
+		if err := a.Show(held); err != nil {
 			return err
 		}
 	}
@@ -104,15 +104,15 @@ func (a *app) showWorkload(w *hostv1.Workload, holders ...*hostv1.Holder) error 
 	}
 	for _, s := range w.GetSteps() {
 		line := stepLine{step: s, since: s.GetStartedAt().AsTime(), brief: strings.Contains(said, s.GetError())}
-		if _, err := fmt.Fprintln(a.out, line.text(a.colored(a.out))); err != nil {
+		if _, err := fmt.Fprintln(a.Out, line.text(a.colored(a.Out))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (a *app) showMounts(w *hostv1.Workload) error {
-	t := newTable("VOLUME", "DESTINATION", "HOST PATH", "ACCESS", "KIND")
+func (a *App) showMounts(w *hostv1.Workload) error {
+	t := NewTable("VOLUME", "DESTINATION", "HOST PATH", "ACCESS", "KIND")
 	for _, m := range w.GetMounts() {
 		access, kind := "read-write", "folder"
 		if m.GetReadOnly() {
@@ -125,55 +125,55 @@ func (a *app) showMounts(w *hostv1.Workload) error {
 		if m.GetDriver() != "" {
 			name, kind = m.GetRequest(), "folder, made by "+m.GetDriver()
 		}
-		t.row(name, m.GetDestination(), m.GetHostPath(), access, kind)
+		t.Row(name, m.GetDestination(), m.GetHostPath(), access, kind)
 	}
 	addDeviceRows(t, w.GetReservation())
-	return a.show(t)
+	return a.Show(t)
 }
 
 // addDeviceRows adds what a workload's devices need to a table of mounts.
-func addDeviceRows(t *table, r *hostv1.DeviceReservation) {
+func addDeviceRows(t *Table, r *hostv1.DeviceReservation) {
 	for _, m := range r.GetMounts() {
 		access := "read-write"
 		if m.GetReadOnly() {
 			access = "read-only"
 		}
-		t.row("", m.GetTaskPath(), m.GetHostPath(), access, "of a device")
+		t.Row("", m.GetTaskPath(), m.GetHostPath(), access, "of a device")
 	}
 	for _, d := range r.GetNodes() {
-		t.row("", d.GetTaskPath(), d.GetHostPath(), d.GetPermissions(), "device")
+		t.Row("", d.GetTaskPath(), d.GetHostPath(), d.GetPermissions(), "device")
 	}
 }
 
 // showAssignedDevices shows which devices a workload has.
-func (a *app) showAssignedDevices(devices []*hostv1.GivenDevice) error {
+func (a *App) showAssignedDevices(devices []*hostv1.GivenDevice) error {
 	if len(devices) == 0 {
 		return nil
 	}
 	if err := a.heading("Devices"); err != nil {
 		return err
 	}
-	t := newTable("REQUEST", "GROUP", "ID", "PLUGIN")
+	t := NewTable("REQUEST", "GROUP", "ID", "PLUGIN")
 	for _, d := range devices {
-		t.row(d.GetRequest(), d.GetGroup(), d.GetId(), d.GetPlugin())
+		t.Row(d.GetRequest(), d.GetGroup(), d.GetId(), d.GetPlugin())
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
 // showService shows the status of a service, without empty values.
-func (a *app) showService(s *hostv1.ServiceStatus) error {
+func (a *App) showService(s *hostv1.ServiceStatus) error {
 	if err := a.heading(printable(fmt.Sprintf("Service %s", s.GetName()))); err != nil {
 		return err
 	}
-	t := newTable()
+	t := NewTable()
 	some := func(name string, value any) {
 		if text := fmt.Sprint(value); text != "" && text != "0" {
-			t.row(name, text)
+			t.Row(name, text)
 		}
 	}
-	t.row("ID", s.GetId())
+	t.Row("ID", s.GetId())
 	some("Proxy", s.GetProxyId())
-	t.row("Consul", s.GetConsul())
+	t.Row("Consul", s.GetConsul())
 	some("Port", s.GetPort())
 	some("Token", s.GetTokenAccessor())
 	some("Token expires", ahead(s.GetTokenExpiresAt()))
@@ -184,9 +184,9 @@ func (a *app) showService(s *hostv1.ServiceStatus) error {
 	some("Admin port", s.GetAdminPort())
 	some("Ready port", s.GetReadyPort())
 	if s.GetMessage() != "" {
-		t.row("Message", cell{s.GetMessage(), yellow})
+		t.Row("Message", Cell{s.GetMessage(), Yellow})
 	}
-	return a.show(t)
+	return a.Show(t)
 }
 
 // joinPorts writes ports as label=number, sorted.

@@ -23,7 +23,7 @@ type stopFlags struct {
 	timeout         time.Duration
 }
 
-func (a *app) workloadStop() *cobra.Command {
+func (a *App) workloadStop() *cobra.Command {
 	var f stopFlags
 	cmd := &cobra.Command{
 		Use: "stop [SPEC|ID]", Short: "Stop a workload and release what it has",
@@ -43,17 +43,17 @@ with an event: the ledger keeps the tokens, and they and the services are remove
 Consul lets it.`,
 		Example: `pannier workload stop redis
 pannier workload stop -all -timeout 1m`,
-		Args: between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+		ValidArgsFunction: a.completeFileOrID(workloadIDs),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			switch {
 			case f.timeout < 0:
-				return &usageError{err: errors.New("-timeout: not less than 0")}
+				return Usage("-timeout: not less than 0")
 			case f.all && len(args) > 0:
-				return &usageError{err: fmt.Errorf("%q is one argument too many with -all", args[0])}
+				return Usage("%q is one argument too many with -all", args[0])
 			case f.all:
 				return a.stopAll(ctx, client, f)
 			case len(args) == 0:
-				return &usageError{err: errors.New("SPEC or ID is missing; -all stops all workloads of this host")}
+				return Usage("SPEC or ID is missing; -all stops all workloads of this host")
 			}
 			namespace, id, err := a.specOrID(args[0])
 			if err != nil {
@@ -66,13 +66,14 @@ pannier workload stop -all -timeout 1m`,
 			if err != nil {
 				return hintWorkload(err)
 			}
-			return a.print(&hostv1.GetWorkloadResponse{Workload: w}, func() error {
-				a.note("workload %q is stopped", id)
+			return a.Print(&hostv1.GetWorkloadResponse{Workload: w}, func() error {
+				a.Note("workload %q is stopped", id)
 				return nil
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&f.force, "force", false, "unmount what a driver does not unmount, leave what Consul keeps; your name is recorded")
+	cmd.Flags().BoolVar(&f.force, "force", false,
+		"unmount what a driver does not unmount, leave what Consul keeps; your name is recorded")
 	cmd.Flags().BoolVar(&f.all, "all", false, "stop all workloads of this host")
 	cmd.Flags().BoolVar(&f.yes, "yes", false, "do not ask on a terminal before -all")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 0,
@@ -81,7 +82,7 @@ pannier workload stop -all -timeout 1m`,
 }
 
 // stopAll stops the workloads of this host at the same time: one that waits delays no other.
-func (a *app) stopAll(ctx context.Context, client *api.Client, f stopFlags) error {
+func (a *App) stopAll(ctx context.Context, client *api.Client, f stopFlags) error {
 	resp, err := client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*")})
 	if err != nil {
 		return err
@@ -117,23 +118,21 @@ func (a *app) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 		switch r := <-results; {
 		case r.err == nil:
 			stopped.Workloads = append(stopped.Workloads, r.w)
-			a.note("workload %q is stopped", r.ref)
+			a.Note("workload %q is stopped", r.ref)
 		case connect.CodeOf(r.err) == connect.CodeNotFound: // somebody else has stopped it
 		default:
 			failed++
-			a.note("error: workload %q: %s", r.ref, message(r.err))
+			a.Note("error: workload %q: %s", r.ref, message(r.err))
 		}
 	}
-	if err := a.print(stopped, func() error { return nil }); err != nil {
+	if err := a.Print(stopped, func() error { return nil }); err != nil {
 		return err
 	}
 	if failed > 0 {
-		return &hintError{
-			fmt.Errorf("%s not stopped; the agent continues", was(int64(failed), "workload")),
-			"pannier workload status shows them",
-		}
+		return Hinted(fmt.Errorf("%s not stopped; the agent continues", Was(int64(failed), "workload")),
+			"pannier workload status shows them")
 	}
-	a.note("%s stopped", was(int64(len(stopped.GetWorkloads())), "workload"))
+	a.Note("%s stopped", Was(int64(len(stopped.GetWorkloads())), "workload"))
 	return nil
 }
 
@@ -141,7 +140,7 @@ func (a *app) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 func ended(w *hostv1.Workload) bool { return w.GetState() == "stopped" || w.GetState() == "failed" }
 
 // stopWithin stops a workload, and waits no longer than timeout; 0: until it is stopped.
-func (a *app) stopWithin(ctx context.Context, client *api.Client, p *progress, timeout time.Duration,
+func (a *App) stopWithin(ctx context.Context, client *api.Client, p *progress, timeout time.Duration,
 	req *hostv1.StopWorkloadRequest,
 ) (*hostv1.Workload, error) {
 	within, cancel := context.WithCancel(ctx) // not with a deadline, of which the agent would be told
@@ -155,19 +154,19 @@ func (a *app) stopWithin(ctx context.Context, client *api.Client, p *progress, t
 	case err == nil:
 		return w, nil
 	case ctx.Err() != nil:
-		return nil, &hintError{errors.New("interrupted"), "the agent continues; follow it with: " + status}
+		return nil, Hinted(errors.New("interrupted"), "the agent continues; follow it with: %s", status)
 	case within.Err() != nil:
 		err := fmt.Errorf("workload %q is not stopped within %s; the agent continues", req.GetId(), timeout)
 		if waits := p.waiting(); len(waits) > 0 {
 			err = fmt.Errorf("%w, and waits for: %s", err, strings.Join(waits, "; "))
 		}
-		return nil, &hintError{err, status + " says what it waits for"}
+		return nil, Hinted(err, "%s", status+" says what it waits for")
 	}
 	return nil, err
 }
 
 // stop stops a workload, with retries as start has.
-func (a *app) stop(ctx context.Context, client *api.Client, p *progress,
+func (a *App) stop(ctx context.Context, client *api.Client, p *progress,
 	req *hostv1.StopWorkloadRequest,
 ) (w *hostv1.Workload, err error) {
 	seen := false // steps of this stop were received

@@ -31,7 +31,7 @@ type Source struct {
 	// Environment is os.LookupEnv, or a replacement in tests.
 	Environment func(string) (string, bool)
 	Flags       Overrides
-	// BinDir is the folder of the running program.
+	// BinDir is the folder of the programs and plugins; empty: that of the running program.
 	BinDir string
 	// Dev adds a socket in the data directory and a csi-local driver with the id "local".
 	Dev bool
@@ -41,8 +41,23 @@ type Source struct {
 	TempDir func() (string, error)
 }
 
+// SystemDir is where packages put the agent's configuration.
+const SystemDir = "/etc/pannier"
+
+// Installed returns the paths of an agent's configuration for another command: those that are given, or else SystemDir,
+// if it is there.
+func Installed(given []string) []string {
+	if _, err := os.Stat(SystemDir); err == nil && len(given) == 0 {
+		return []string{SystemDir}
+	}
+	return given
+}
+
 // Load reads, merges and checks the agent's configuration. The error is Problems.
 func Load(src Source) (*Agent, error) {
+	if exe, err := os.Executable(); err == nil && src.BinDir == "" {
+		src.BinDir = filepath.Dir(exe)
+	}
 	l := &loader{src: src, agent: defaults()}
 	l.agent.source = src
 	env := l.environment()

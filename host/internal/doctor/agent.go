@@ -79,7 +79,7 @@ func (p *Patient) plugins(ctx context.Context) []Finding {
 		if f := p.hidden(ctx); f != nil {
 			return f
 		}
-		return one(Warn, "there are none", "pannier plugin install -h")
+		return one(Warn, "there are none", "pannier agent plugin install -h")
 	}
 	return or(problems, "%d, all serve", len(p.status.GetPlugins()))
 }

@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
@@ -166,8 +165,10 @@ func (p *Patient) controlGroups(context.Context) []Finding {
 }
 
 const (
-	diskWanted  = 1 << 30 // bytes
-	inodeWanted = 5       // percent
+	// ledgerWanted is cluster.SpaceToGrow, in bytes. Package cluster would bring a database into the command.
+	ledgerWanted = 64 << 20
+	diskWanted   = 1 << 30 // bytes
+	inodeWanted  = 5       // percent
 )
 
 func (p *Patient) disk(context.Context) []Finding {
@@ -179,7 +180,7 @@ func (p *Patient) disk(context.Context) []Finding {
 	say := fmt.Sprintf("%s has %d MiB of %d left", p.dataDir(), free>>20, all>>20)
 	find := "du -xh --max-depth=2 " + p.dataDir()
 	switch {
-	case free < cluster.SpaceToGrow:
+	case free < ledgerWanted:
 		return one(Fail, say+": no claim can be taken", find)
 	case free < diskWanted:
 		return one(Warn, say, find)

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,11 +53,11 @@ func Build(t testing.TB, pkg string) string {
 	return build(t, Root(), "./"+pkg, filepath.Base(pkg))
 }
 
-// BuildTags is Build with build tags. The program has a separate path.
+// BuildTags is Build with build tags. Its programs are in a directory of their own.
 func BuildTags(t testing.TB, pkg string, tags ...string) string {
 	t.Helper()
-	name := filepath.Base(pkg) + "-" + strings.Join(tags, "-")
-	return build(t, Root(), "./"+pkg, name, "-tags", strings.Join(tags, ","))
+	all := strings.Join(tags, ",")
+	return build(t, Root(), "./"+pkg, filepath.Join(all, filepath.Base(pkg)), "-tags", all)
 }
 
 // BuildVersion is Build of a program that reports another version: a plugin, whose own is in its file VERSION, or one
@@ -71,26 +70,15 @@ func BuildVersion(t testing.TB, pkg, version string) string {
 	if err = errors.Join(err, os.WriteFile(file, []byte(version), 0o600), os.WriteFile(overlay, list, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	return build(t, Root(), "./"+pkg, filepath.Base(pkg)+"-"+version, "-overlay="+overlay,
+	return build(t, Root(), "./"+pkg, filepath.Join(version, filepath.Base(pkg)), "-overlay="+overlay,
 		"-ldflags=-s -w -X main.version=v"+version)
 }
 
-// Client builds the client beside the whole program, as make build does, and returns its path.
-func Client(t testing.TB) string {
+// Pannier builds pannier with pannier-agent beside it, as make build does, and returns its path.
+func Pannier(t testing.TB) string {
 	t.Helper()
-	client := build(t, Root(), "./host/cmd/pannier", "client/pannier", "-tags", "client")
-	whole := filepath.Join(filepath.Dir(client), "pannier-agent")
-	if err := os.Symlink(Build(t, "host/cmd/pannier"), whole); err != nil && !errors.Is(err, fs.ErrExist) {
-		t.Fatal(err)
-	}
-	return client
-}
-
-// ClientVersion builds the client alone, which reports a version.
-func ClientVersion(t testing.TB, version string) string {
-	t.Helper()
-	return build(t, Root(), "./host/cmd/pannier", "client-"+version+"/pannier", "-tags", "client",
-		"-ldflags=-s -w -X main.version="+version)
+	Build(t, "host/cmd/pannier-agent")
+	return Build(t, "host/cmd/pannier")
 }
 
 // BuildDir compiles the main package in a directory that may be in another module, such as a fixture below
@@ -110,16 +98,16 @@ func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 	if bin == "" {
 		bin = filepath.Join(CacheDir(t), "test-bin", fmt.Sprintf("%x", hash(Root())))
 	}
+	if raceEnabled {
+		bin = filepath.Join(bin, "race")
+		flags = append(flags, "-race")
+	}
 	out := filepath.Join(bin, name)
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	unlock := lock(t, out+".lock")
 	defer unlock()
-	if raceEnabled {
-		out += "-race"
-		flags = append(flags, "-race")
-	}
 	// Without debugging tables the program is linked, copied and hashed faster.
 	args := append([]string{"build", "-ldflags=-s -w", "-o", out}, flags...)
 	if _, done := built.Load(out); done {

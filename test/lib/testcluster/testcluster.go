@@ -65,7 +65,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	dir := t.TempDir()
 	c := &Cluster{
 		t: t, opts: opts, Net: testnet.New(t, opts.Seed), Dir: dir, Volumes: filepath.Join(dir, "volumes"),
-		driver: testbin.Build(t, "test/lib/shareddriver"), pannier: testbin.Build(t, "host/cmd/pannier"),
+		driver: testbin.Build(t, "test/lib/shareddriver"), pannier: testbin.Pannier(t),
 	}
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails

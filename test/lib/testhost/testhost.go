@@ -34,8 +34,8 @@ const Wait = 60 * time.Second
 type Host struct {
 	t   testing.TB
 	Dir string
-	// Pannier is the built program.
-	Pannier string
+	// Pannier is the program of the commands, and Agent the agent's.
+	Pannier, Agent string
 	// PluginDir holds the host's own copies of the plugins.
 	PluginDir string
 	// Env is added to the agent's environment at its next start.
@@ -76,7 +76,7 @@ func NewNamed(t testing.TB, name, more string, plugins ...string) *Host {
 		t.Fatal(err)
 	}
 	h := &Host{
-		t: t, Dir: dir, Name: name, Pannier: testbin.Build(t, "host/cmd/pannier"),
+		t: t, Dir: dir, Name: name, Pannier: testbin.Pannier(t), Agent: testbin.Build(t, "host/cmd/pannier-agent"),
 		PluginDir: filepath.Join(dir, "plugins"),
 	}
 	t.Cleanup(h.cleanUp)
@@ -152,10 +152,10 @@ func WriteProgram(path string, program []byte) error {
 // can be upgraded to it.
 func (h *Host) Install(program []byte) {
 	h.t.Helper()
-	h.Pannier = h.Path("pannier")
-	err := WriteProgram(h.Pannier+".new", program)
+	h.Agent = h.Path("pannier-agent")
+	err := WriteProgram(h.Agent+".new", program)
 	if err == nil {
-		err = os.Rename(h.Pannier+".new", h.Pannier)
+		err = os.Rename(h.Agent+".new", h.Agent)
 	}
 	if err != nil {
 		h.t.Fatal(err)
@@ -204,7 +204,7 @@ func (h *Host) Begin() {
 		h.t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := h.InNamespace(h.Pannier, "agent", "-config", h.Path("agent.hcl"))
+	cmd := h.InNamespace(h.Agent, "-config", h.Path("agent.hcl"))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), h.Env...)
 	start := cmd.Start

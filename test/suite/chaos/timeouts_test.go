@@ -48,7 +48,7 @@ func leastMargin(t *testing.T, stopAfter time.Duration) time.Duration {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(testbin.Build(t, "host/cmd/pannier"), "agent", "-config", file).CombinedOutput()
+	out, err := exec.Command(testbin.Build(t, "host/cmd/pannier-agent"), "-config", file).CombinedOutput()
 	found := needed.FindSubmatch(out)
 	if err == nil || found == nil {
 		t.Fatalf("an agent with a margin of 1 ms came to %v, and names no margin: %s", err, out)

@@ -80,7 +80,7 @@ const (
 // services log in.
 func TestServersDieWhileTheSigningKeyIsReplaced(t *testing.T) {
 	t.Parallel()
-	short := check.Must(os.ReadFile(testbin.BuildTags(t, "host/cmd/pannier", "failpoint")))(t)
+	short := check.Must(os.ReadFile(testbin.BuildTags(t, "host/cmd/pannier-agent", "failpoint")))(t)
 	m := newMesh(t, testcluster.Options{Servers: 3, Nodes: 1, ServerConfig: longLeases}, `auth_method = "pannier"`)
 	launch(m.Hosts...)
 	node := m.Host("node-1")

@@ -19,7 +19,7 @@ import (
 func TestClusterIsUpgraded(t *testing.T) {
 	t.Parallel()
 	program := func(version string) []byte {
-		data, err := os.ReadFile(testbin.BuildVersion(t, "host/cmd/pannier", version))
+		data, err := os.ReadFile(testbin.BuildVersion(t, "host/cmd/pannier-agent", version))
 		if err != nil {
 			t.Fatal(err)
 		}

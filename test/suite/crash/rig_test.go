@@ -118,8 +118,8 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 	t.Helper()
 	testbin.RequireRoot(t, "what a crash leaves behind")
 	r := &rig{kind: k, t: t, changed: map[string]state{}}
-	pannier := testbin.BuildTags(t, "host/cmd/pannier", "failpoint")
-	_, _ = testbin.Build(t, "host/cmd/pannier"), testbin.Build(t, "plugins/csi-bridge") // a build error is to fail here
+	agent := testbin.BuildTags(t, "host/cmd/pannier-agent", "failpoint")
+	_, _ = testbin.Pannier(t), testbin.Build(t, "plugins/csi-bridge") // a build error is to fail here
 	dir, err := os.MkdirTemp("", "front")
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 	}
 	r.h = testhost.New(all, blocks, plugins...)
 	r.h.Use(t)
-	r.h.Pannier = pannier
+	r.h.Agent = agent
 	r.h.Env = []string{"PANNIER_FAILPOINT=" + r.h.Path("crash")}
 	config := faultydriver.Config{Socket: socket, NodeID: "a-at-faulty", Mounts: true, Locks: true}
 	if k.command != nil {

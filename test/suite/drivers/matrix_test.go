@@ -18,7 +18,7 @@ import (
 // TestMatrix runs each row with each driver.
 func TestMatrix(t *testing.T) {
 	testbin.RequireRoot(t, "drivers that mount")
-	emptyTmp(t, testbin.Root(), filepath.Dir(testbin.Build(t, "host/cmd/pannier")), testbin.CacheDir(t))
+	emptyTmp(t, testbin.Root(), filepath.Dir(testbin.Pannier(t)), testbin.CacheDir(t))
 	rows := rows()
 	columns := all()
 	results := make([][]result, len(columns))

@@ -27,7 +27,7 @@ func TestInstallUpgradeAndRemove(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(releases, "csi-bridge_v"+version), data, 0o644))
 	}
 	publish("1.1.0")
-	h.Run("plugin", "install", config, "-version", "~> 1.0", releases)
+	h.Run("agent", "plugin", "install", config, "-version", "~> 1.0", releases)
 	h.Start()
 	if p, err := bridge(h); err != nil || p.GetVersion() != "1.1.0" {
 		t.Fatalf("%v serves: %v", p, err)
@@ -66,7 +66,7 @@ func TestInstallUpgradeAndRemove(t *testing.T) {
 	more()
 	publish("1.2.0")
 	publish("2.0.0")
-	h.Run("plugin", "upgrade", config, "csi-bridge")
+	h.Run("agent", "plugin", "upgrade", config, "csi-bridge")
 	h.Eventually("the new version serves", func() error {
 		p, err := bridge(h)
 		if err == nil && p.GetVersion() != "1.2.0" {
@@ -88,5 +88,5 @@ func TestInstallUpgradeAndRemove(t *testing.T) {
 	if left, err := os.ReadDir(h.PluginDir); err != nil || len(left) > 0 {
 		t.Errorf("left in the plugin directory: %v, %v", left, err)
 	}
-	h.Refused(1, []string{"use pannier plugin install SOURCE"}, "plugin", "upgrade", config, "csi-bridge")
+	h.Refused(1, []string{"use pannier agent plugin install SOURCE"}, "agent", "plugin", "upgrade", config, "csi-bridge")
 }

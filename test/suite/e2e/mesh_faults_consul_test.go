@@ -222,26 +222,26 @@ func (m *faultyMesh) revokeFile(path string) {
 func TestMeshClocksDiffer(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, byLogin, "", testhost.LocalDriver(t))
-	punctual := m.Pannier
-	m.Pannier = skewed(t, 40*time.Second)
+	punctual := m.Agent
+	m.Agent = skewed(t, 40*time.Second)
 	m.open()
 	volume(m.Host, drivers[0], "data", "single-node-writer", "")
 	spec := m.faultyWorkload("w")
 	m.works(spec)
 	m.Stop()
 	for _, skew := range []time.Duration{10 * time.Minute, -10 * time.Minute} {
-		m.Pannier = skewed(t, skew)
+		m.Agent = skewed(t, skew)
 		m.Start()
 		m.Refused(4, []string{"clocks of this host and of Consul's servers"}, "workload", "start", spec)
 		m.nothingAtAll()
 		m.Stop()
 	}
-	m.Pannier = punctual
+	m.Agent = punctual
 	m.Start()
 	m.works(spec)
 }
 
-// skewed builds a pannier that signs JWTs by a clock that differs from the machine's.
+// skewed builds an agent that signs JWTs by a clock that differs from the machine's.
 func skewed(t *testing.T, by time.Duration) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -255,8 +255,8 @@ func skewed(t *testing.T, by time.Duration) string {
 	must(t, os.WriteFile(filepath.Join(dir, "jwt.go"), []byte(changed), 0o600))
 	must(t, os.WriteFile(filepath.Join(dir, "overlay.json"),
 		fmt.Appendf(nil, `{"Replace": {%q: %q}}`, signing, filepath.Join(dir, "jwt.go")), 0o600))
-	out := filepath.Join(dir, "pannier")
-	cmd := exec.Command("go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", out, "./host/cmd/pannier")
+	out := filepath.Join(dir, "pannier-agent")
+	cmd := exec.Command("go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", out, "./"+pannierAgent)
 	cmd.Dir = testbin.Root()
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build with another clock: %v\n%s", err, msg)

@@ -90,7 +90,7 @@ func TestMeshChangesInPlace(t *testing.T) {
 func TestMeshProxyDefaultsInPlace(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
-	m.Pannier = testbin.BuildTags(t, "host/cmd/pannier", "failpoint")
+	m.Agent = testbin.BuildTags(t, pannierAgent, "failpoint")
 	m.Env = append(m.Env, "PANNIER_FAILPOINT="+m.Path("crash"))
 	m.open()
 	r := runBeside(t, m, "")
@@ -144,14 +144,14 @@ func listenersOn(s *xds.Stream, ports ...uint32) (names []string) {
 // completes the change.
 func TestHostIsKilledInTheMiddleOfAChange(t *testing.T) {
 	t.Parallel()
-	pannier := testbin.BuildTags(t, "host/cmd/pannier", "failpoint")
+	agent := testbin.BuildTags(t, pannierAgent, "failpoint")
 	for _, point := range []string{
 		"service:revised", "register:called", "register:noted", "bootstrap:made", "bootstrap:written",
 	} {
 		t.Run(strings.ReplaceAll(point, ":", " "), func(t *testing.T) {
 			t.Parallel()
 			m := newMesh(t, minted, "")
-			m.Pannier = pannier
+			m.Agent = agent
 			m.Env = append(m.Env, "PANNIER_FAILPOINT="+m.Path("crash"))
 			m.open()
 			spec := func(upstream int, url string) string {

@@ -106,10 +106,10 @@ func TestHostIsUpgradedInTheMiddleOfACall(t *testing.T) {
 			before, err := bridge(h)
 			must(t, err)
 
-			program, err := os.ReadFile(h.Pannier)
+			program, err := os.ReadFile(h.Agent)
 			must(t, err)
-			h.Pannier = filepath.Join(h.Dir, "pannier-next")
-			must(t, os.WriteFile(h.Pannier, append(program, 0), 0o755)) //nolint:gosec // it is an executable
+			h.Agent = filepath.Join(h.Dir, "pannier-next")
+			must(t, os.WriteFile(h.Agent, append(program, 0), 0o755)) //nolint:gosec // it is an executable
 			end(h)
 			h.Start()
 			_ = cmd.Wait() // the command may have failed with its agent; the operation continues

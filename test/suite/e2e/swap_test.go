@@ -201,12 +201,12 @@ func TestBadBinaryIsRefused(t *testing.T) {
 // a single process, and the workload is not affected.
 func TestHostIsKilledInTheMiddleOfASwap(t *testing.T) {
 	t.Parallel()
-	pannier := testbin.BuildTags(t, "host/cmd/pannier", "failpoint")
+	agent := testbin.BuildTags(t, pannierAgent, "failpoint")
 	for _, point := range []string{"up", "recorded", "moved", "drained"} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			h := testhost.New(t, testhost.LocalDriver(t))
-			h.Pannier = pannier
+			h.Agent = agent
 			h.Env = append(h.Env, "PANNIER_FAILPOINT="+h.Path("crash"))
 			h.Start()
 			volume(h, drivers[0], "data", "single-node-writer", "")

@@ -145,10 +145,10 @@ func TestTracesAreFlushed(t *testing.T) {
 	c := otlp.New(t, nil)
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Env = append(c.Env(), "OTEL_BSP_SCHEDULE_DELAY=3600000") // the last one counts
-	h.Install(read(t, testbin.BuildVersion(t, pannier, "1.0.0")))
+	h.Install(read(t, testbin.BuildVersion(t, pannierAgent, "1.0.0")))
 	h.Start()
 	volume(h, drivers[0], "first", "single-node-writer", "")
-	h.Install(read(t, testbin.BuildVersion(t, pannier, "1.0.1")))
+	h.Install(read(t, testbin.BuildVersion(t, pannierAgent, "1.0.1")))
 	h.Run("agent", "upgrade")
 	volume(h, drivers[0], "second", "single-node-writer", "")
 	h.Stop()

@@ -24,7 +24,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-const pannier = "host/cmd/pannier"
+const pannierAgent = "host/cmd/pannier-agent"
 
 // upgradable is a host whose agent's program can be replaced, with a driver, and a workload with a volume.
 type upgradable struct {
@@ -35,7 +35,7 @@ type upgradable struct {
 func newUpgradable(t *testing.T) upgradable {
 	t.Helper()
 	h := upgradable{testhost.New(t, testhost.LocalDriver(t)), drivers[0]}
-	h.Install(read(t, testbin.BuildVersion(t, pannier, "1.0.0")))
+	h.Install(read(t, testbin.BuildVersion(t, pannierAgent, "1.0.0")))
 	h.Start()
 	volume(h.Host, h.local, "kept", "single-node-writer", "")
 	h.Run("workload", "start", workload(h.Host, "kept", "kept", ""))
@@ -200,7 +200,7 @@ func TestAgentIsUpgradedUnderLoad(t *testing.T) {
 	l := h.everything(t)
 	for n := range 6 {
 		version := fmt.Sprintf("2.0.%d", n%2)
-		h.Install(read(t, testbin.BuildVersion(t, pannier, version)))
+		h.Install(read(t, testbin.BuildVersion(t, pannierAgent, version)))
 		h.Run("agent", "upgrade")
 		if s, err := h.Status(); err != nil || s.GetVersion() != "v"+version {
 			t.Errorf("the version is %s, want v%s (%v)", s.GetVersion(), version, err)
@@ -229,13 +229,11 @@ func TestBadProgramReplacesNoAgent(t *testing.T) {
 	h := newUpgradable(t)
 	before := h.alive(t)
 	l := h.everything(t)
-	good := read(t, testbin.BuildVersion(t, pannier, "1.0.0"))
+	good := read(t, testbin.BuildVersion(t, pannierAgent, "1.0.0"))
 	h.Install(good)
 	script := func(text string) []byte { return []byte("#!/bin/sh\n" + text) }
 	foreign := slices.Clone(good)
 	foreign[18] ^= 0xff // e_machine of the ELF header
-	cli := h.Path("cli")
-	must(t, testhost.WriteProgram(cli, good))
 	for _, bad := range []struct {
 		name    string
 		program []byte
@@ -263,7 +261,6 @@ func TestBadProgramReplacesNoAgent(t *testing.T) {
 		},
 	} {
 		h.Install(bad.program)
-		h.Pannier = cli
 		h.Refused(bad.code, []string{bad.says}, "agent", "upgrade")
 		if s, err := h.Status(); err != nil || s.GetVersion() != "v1.0.0" || !s.GetReady() {
 			t.Errorf("%s: afterwards: %v, %v", bad.name, s, err)
@@ -283,7 +280,7 @@ func TestBadProgramReplacesNoAgent(t *testing.T) {
 func TestAgentIsKilledDuringItsUpgrade(t *testing.T) {
 	t.Parallel()
 	h := newUpgradable(t)
-	h.Install(read(t, testbin.BuildVersion(t, pannier, "2.0.0")))
+	h.Install(read(t, testbin.BuildVersion(t, pannierAgent, "2.0.0")))
 	for n := range 12 {
 		cmd := h.Command("agent", "upgrade")
 		must(t, cmd.Start())

@@ -37,7 +37,8 @@ func TestInstallVersionAndBuildPlugin(t *testing.T) {
 	goCommand := func(dir string, args ...string) *exec.Cmd { return goCommand(t, proxy, bin, dir, args...) }
 
 	run(t, goCommand(work, "install", "-trimpath", root+"/drivers/csi-local@"+versions[root+"/drivers/csi-local"]))
-	run(t, goCommand(work, "install", "-trimpath", root+"/host/cmd/pannier@"+versions[root]))
+	run(t, goCommand(work, "install", "-trimpath", root+"/host/cmd/pannier@"+versions[root],
+		root+"/host/cmd/pannier-agent@"+versions[root]))
 	pannier := filepath.Join(bin, "pannier")
 	if told := string(run(t, exec.Command(pannier, "version"))); !strings.HasPrefix(told, "pannier "+versions[root]+" (") {
 		t.Errorf("the installed program prints %q, not the version %s", told, versions[root])
@@ -45,7 +46,7 @@ func TestInstallVersionAndBuildPlugin(t *testing.T) {
 
 	plugin := filepath.Join(work, "my-storage")
 	scaffold := goCommand(work)
-	scaffold.Path, scaffold.Args = pannier, []string{pannier, "plugin", "new", "storage", plugin}
+	scaffold.Path, scaffold.Args = pannier, []string{pannier, "agent", "plugin", "new", "storage", plugin}
 	run(t, scaffold)
 	run(t, goCommand(plugin, "build", "-trimpath", "."))
 	run(t, goCommand(plugin, "test", "-trimpath", "."))

@@ -64,8 +64,9 @@ func TestMemoryStaysPrivate(t *testing.T) {
 	check.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(bin) })
 	check.NoError(t, os.Chmod(bin, 0o755))
-	pannier := bin + "/pannier"
-	publicCopy(t, testbin.Build(t, "host/cmd/pannier"), pannier)
+	program := bin + "/pannier-agent"
+	publicCopy(t, testbin.Build(t, "host/cmd/pannier-agent"), program)
+	publicCopy(t, testbin.Build(t, "host/cmd/pannier"), bin+"/pannier")
 	publicCopy(t, testbin.Build(t, "drivers/csi-local"), bin+"/csi-local")
 	publicCopy(t, testbin.Build(t, "plugins/csi-bridge"), bin+"/plugins/csi-bridge")
 	home := bin + "/home"
@@ -75,7 +76,7 @@ func TestMemoryStaysPrivate(t *testing.T) {
 	}
 	start := func(args ...string) *exec.Cmd {
 		t.Helper()
-		cmd := asUser(home, pannier, args...)
+		cmd := asUser(home, program, args...)
 		log, err := os.Create(filepath.Join(bin, args[0]+".log"))
 		check.NoError(t, err)
 		defer log.Close()
@@ -91,14 +92,14 @@ func TestMemoryStaysPrivate(t *testing.T) {
 		return cmd
 	}
 
-	agent := start("agent", "-dev", "-data-dir", home+"/data", "-http-port", "0")
+	agent := start("-dev", "-data-dir", home+"/data", "-http-port", "0")
 	var plugins struct {
 		Plugins []struct {
 			Pid int `json:",string"`
 		}
 	}
 	check.Eventually(t, "the agent is up", func() bool {
-		out, err := asUser("/", pannier, "plugin", "status", "-o", "json", "-address",
+		out, err := asUser("/", bin+"/pannier", "plugin", "status", "-o", "json", "-address",
 			"unix://"+home+"/data/pannier.sock").Output()
 		return err == nil && json.Unmarshal(out, &plugins) == nil && len(plugins.Plugins) == 1 && plugins.Plugins[0].Pid > 0
 	})

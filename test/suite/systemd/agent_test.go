@@ -75,7 +75,7 @@ ExecStart=/usr/bin/test -S `+socket)
 
 	h.while("the agent is restarted", lost, func() { h.Run("systemctl", "restart", "pannier.service") })
 	before := h.pid()
-	program := testbin.BuildVersion(t, "host/cmd/pannier", "9.9.9")
+	program := testbin.BuildVersion(t, "host/cmd/pannier-agent", "9.9.9")
 	h.while("the agent is upgraded", nil, func() {
 		h.Install(program, "/usr/lib/pannier/pannier-agent")
 		if out := h.Run("pannier", "agent", "upgrade"); !strings.Contains(out, "9.9.9") {

@@ -33,8 +33,8 @@ type host struct {
 func newHost(t *testing.T, units ...string) *host {
 	t.Helper()
 	h := &host{testsystemd.New(t, "the agent under systemd"), t}
-	h.Install(testbin.Client(t), "/usr/bin/pannier")
-	h.Install(testbin.Build(t, "host/cmd/pannier"), "/usr/lib/pannier/pannier-agent")
+	h.Install(testbin.Build(t, "host/cmd/pannier"), "/usr/bin/pannier")
+	h.Install(testbin.Build(t, "host/cmd/pannier-agent"), "/usr/lib/pannier/pannier-agent")
 	h.Install(testbin.Build(t, "plugins/csi-bridge"), "/usr/lib/pannier/plugins/csi-bridge")
 	h.Install(testbin.Build(t, "drivers/csi-local"), "/usr/lib/pannier/csi-local")
 	for _, unit := range append([]string{"pannier.service"}, units...) {

@@ -211,7 +211,7 @@ func TestPackageOfAlpine(t *testing.T) {
 	}
 	h.Run("cp", "/root/agent.hcl", "/etc/pannier/agent.hcl")
 
-	h.Run("sh", "-c", "kill -9 $(pidof pannier)")
+	h.Run("sh", "-c", "kill -9 $(pidof pannier-agent)")
 	h.Eventually("the supervisor has started another agent", h.answers)
 	unpack("2.0.0")
 	h.while("the package is upgraded", nil, func() { script("post-upgrade", "2.0.0", "1.0.0") })

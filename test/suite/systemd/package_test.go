@@ -58,8 +58,8 @@ func packages(t *testing.T, version string, packagers ...string) (dir string) {
 		}
 		write(filepath.Join(release, to), data, mode)
 	}
-	place(testbin.ClientVersion(t, "v"+version), "pannier", 0o755)
-	place(testbin.BuildVersion(t, "host/cmd/pannier", version), "pannier-agent", 0o755)
+	place(testbin.BuildVersion(t, "host/cmd/pannier", version), "pannier", 0o755)
+	place(testbin.BuildVersion(t, "host/cmd/pannier-agent", version), "pannier-agent", 0o755)
 	place(testbin.BuildVersion(t, "plugins/csi-bridge", version), "plugins/csi-bridge", 0o755)
 	place(testbin.Build(t, "plugins/docker-volume"), "plugins/docker-volume", 0o755)
 	place(testbin.Build(t, "drivers/csi-local"), "csi-local", 0o755)
@@ -82,7 +82,7 @@ func packages(t *testing.T, version string, packagers ...string) (dir string) {
 	_, _ = io.Copy(io.Discard, hashed) // it cannot fail
 	write(release+"/SHA256SUMS.minisig", hashed.SignWithComments(maintainers().private, "Pannier v"+version, ""), 0o644)
 	cmd := exec.Command(testbin.Root()+"/tools/packages", append([]string{release, "v" + version, out}, packagers...)...)
-	cmd.Env = append(os.Environ(), "MAN="+man, "COMMAND="+release+"/pannier-agent", "PANNIER_CACHE="+testbin.CacheDir(t))
+	cmd.Env = append(os.Environ(), "MAN="+man, "COMMAND="+release+"/pannier", "PANNIER_CACHE="+testbin.CacheDir(t))
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, msg)
 	}

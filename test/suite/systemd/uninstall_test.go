@@ -13,8 +13,8 @@ import (
 func TestUninstall(t *testing.T) {
 	t.Parallel()
 	h := &host{testsystemd.New(t, "an agent that is uninstalled"), t}
-	h.Install(testbin.Client(t), "/usr/bin/pannier")
-	h.Install(testbin.Build(t, "host/cmd/pannier"), "/usr/lib/pannier/pannier-agent")
+	h.Install(testbin.Build(t, "host/cmd/pannier"), "/usr/bin/pannier")
+	h.Install(testbin.Build(t, "host/cmd/pannier-agent"), "/usr/lib/pannier/pannier-agent")
 	h.Install(testbin.Build(t, "plugins/csi-bridge"), "/usr/lib/pannier/plugins/csi-bridge")
 	h.Install(testbin.Build(t, "drivers/csi-local"), "/usr/lib/pannier/csi-local")
 	units, err := filepath.Glob(testbin.Root() + "/packaging/systemd/*")

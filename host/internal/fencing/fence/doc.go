@@ -1,7 +1,7 @@
 // Package fence stops a node from using its volumes once it has lost contact with the servers and they may give its
 // claims to others. It works even if the node's agent is stopped (SIGSTOP), hangs or was killed.
 //
-// The fence is a small process of its own, `pannier fence`. The agent starts it and tells it over a unix socket what
+// The fence is a small process of its own, `pannier-agent fence`. The agent starts it and tells it over a unix socket what
 // is about to be mounted and when the lease ends, and again whenever the lease is renewed. When the deadline passes,
 // the fence kills the processes that use the mounts, unmounts them, and writes a Report. docs/fencing.md says what
 // that guarantees and what it does not.

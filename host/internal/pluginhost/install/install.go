@@ -114,11 +114,12 @@ func install(ctx context.Context, cfg Config, upgrade bool) (got Installed, err 
 		i.constraints = append(i.constraints, c...)
 	}
 	if upgrade {
-		if i.above, err = Newest(cfg.Dir, cfg.Name); err != nil {
+		if i.above, err = signing.Newest(cfg.Dir, cfg.Name); err != nil {
 			return got, err
 		}
 		if i.above == nil {
-			return got, fmt.Errorf("no version of plugin %q is in %s: use pannier plugin install SOURCE", cfg.Name, cfg.Dir)
+			return got, fmt.Errorf("no version of plugin %q is in %s: use pannier agent plugin install SOURCE", cfg.Name,
+				cfg.Dir)
 		}
 	}
 	unlock, err := i.prepare()
@@ -265,7 +266,7 @@ func (i *installation) tryOut(ctx context.Context, path string, f file, signed *
 
 // place puts what was checked into the plugin directory. The binary comes last, so that the agent finds the rest.
 func (i *installation) place(staged string, proof signing.Proof, got *Installed) error {
-	have, err := sumOf(got.Path)
+	have, err := signing.FileSum(got.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		got.New = true
@@ -304,34 +305,6 @@ func (i *installation) isInstalled(v *version.Version) bool {
 // present describes the highest version that is installed.
 func (i *installation) present(name string) (Installed, error) {
 	path := filepath.Join(i.Dir, name+"_v"+i.above.String())
-	sha, err := sumOf(path)
+	sha, err := signing.FileSum(path)
 	return Installed{Name: name, Version: i.above.String(), SHA256: sha, Path: path, Remembered: true}, err
-}
-
-// Newest returns the highest installed version of a plugin; nil: none is installed under a version.
-func Newest(dir, name string) (newest *version.Version, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read the plugin directory: %w", err)
-	}
-	for _, e := range entries {
-		n, v := signing.SplitVersion(e.Name())
-		if n == name && v != nil && !signing.IsProof(e.Name()) && (newest == nil || v.GreaterThan(newest)) {
-			newest = v
-		}
-	}
-	return newest, nil
-}
-
-func sumOf(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
 }

@@ -507,5 +507,5 @@ func TestUpgradeOfNothing(t *testing.T) {
 	cfg := target(t, newAuthor(t))
 	cfg.Name = "fixture"
 	_, err := Upgrade(context.Background(), cfg)
-	wantError(t, err, "use pannier plugin install SOURCE")
+	wantError(t, err, "use pannier agent plugin install SOURCE")
 }

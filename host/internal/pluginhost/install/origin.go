@@ -23,7 +23,7 @@ type origin struct {
 func loadOrigin(dir, name string) (o origin, err error) {
 	data, err := os.ReadFile(signing.OriginPath(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return o, fmt.Errorf("%s does not say where plugin %q is from: use pannier plugin install SOURCE", dir, name)
+		return o, fmt.Errorf("%s does not say where plugin %q is from: use pannier agent plugin install SOURCE", dir, name)
 	}
 	if err == nil {
 		err = json.Unmarshal(data, &o)

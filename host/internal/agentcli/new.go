@@ -1,6 +1,4 @@
-//go:build !client
-
-package cli
+package agentcli
 
 import (
 	"context"
@@ -14,10 +12,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pannier/pannier/host/internal/cli/newplugin"
+	"github.com/pannier/pannier/host/internal/agentcli/newplugin"
+	"github.com/pannier/pannier/host/internal/cli"
 )
 
-func (a *app) pluginNew() *cobra.Command {
+func newPlugin(a *cli.App) *cobra.Command {
 	p := newplugin.Plugin{}
 	kinds := newplugin.Kinds()
 	cmd := &cobra.Command{
@@ -29,8 +28,7 @@ fill in. The kind is one of ` + strings.Join(kinds, ", ") + `.
 It needs the go command, to find the versions of the dependencies. With -lang node it is
 a storage plugin in JavaScript instead, which npm builds, and with -lang python one in
 Python. docs/plugins.md is the guide for authors.`,
-		Example: "pannier plugin new storage my-storage",
-		Args:    exactly("KIND", "DIR"),
+		Example: "pannier agent plugin new storage my-storage",
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {
 			case 0:
@@ -46,12 +44,12 @@ Python. docs/plugins.md is the guide for authors.`,
 	cmd.Flags().StringVar(&p.SDKDir, "sdk", "", "build with the SDK in `DIR`, a checkout of pannier (default: a release)")
 	cmd.Flags().StringVar(&p.Module, "module", "",
 		"the `NAME` of the module (default: example.com/ and the folder's name)")
-	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
+	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
 		p.Kind, p.Dir = args[0], args[1]
 		if p.SDKDir == "" && p.Lang == "go" {
 			p.SDKVersion = ownSDK()
 		}
-		return a.newPlugin(ctx, p)
+		return writePlugin(ctx, a, p)
 	})
 	return cmd
 }
@@ -67,29 +65,25 @@ func ownSDK() string {
 	return ""
 }
 
-func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
+func writePlugin(ctx context.Context, a *cli.App, p newplugin.Plugin) error {
 	_, missing := os.Stat(p.Dir)
 	files, err := newplugin.Write(p)
 	if err != nil {
-		return &usageError{err: err}
+		return cli.Usage("%w", err)
 	}
 	next := "make conformance"
 	if p.Lang == "go" {
-		if err := a.tidied(ctx, p, files, missing != nil); err != nil {
+		if err := tidied(ctx, p, files, missing != nil); err != nil {
 			return err
 		}
-		files, next = append(files, "go.sum"), "go test ./... && go build . && pannier plugin test ./"+filepath.Base(p.Dir)
+		files, next = append(files, "go.sum"), "go test ./... && go build . && pannier agent plugin test ./"+filepath.Base(p.Dir)
 	}
-	if a.format == formatJSON {
-		return a.printValue(map[string]any{"dir": p.Dir, "files": files})
-	}
-	fmt.Fprintf(a.out, "%s: %s\n", p.Dir, strings.Join(files, ", "))
-	a.note("next: cd %s && %s", p.Dir, next)
-	return nil
+	a.Note("next: cd %s && %s", p.Dir, next)
+	return a.Done(map[string]any{"dir": p.Dir, "files": files}, "%s: %s", p.Dir, strings.Join(files, ", "))
 }
 
 // tidied completes a Go module, or removes what was written, with the folder if it was missing before.
-func (a *app) tidied(ctx context.Context, p newplugin.Plugin, files []string, missing bool) error {
+func tidied(ctx context.Context, p newplugin.Plugin, files []string, missing bool) error {
 	err := tidy(ctx, p.Dir)
 	if err == nil {
 		return nil
@@ -104,7 +98,7 @@ func (a *app) tidied(ctx context.Context, p newplugin.Plugin, files []string, mi
 	if p.SDKDir == "" {
 		hint = "without a release of " + newplugin.SDK + ", build with a checkout of pannier: -sdk DIR"
 	}
-	return &hintError{err: fmt.Errorf("what the module needs could not be looked up: %w", err), hint: hint}
+	return cli.Hinted(fmt.Errorf("what the module needs could not be looked up: %w", err), "%s", hint)
 }
 
 // tidy lets the go command write what the module needs into go.mod and go.sum.

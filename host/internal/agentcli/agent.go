@@ -1,19 +1,19 @@
-//go:build !client
-
-package cli
+package agentcli
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 
 	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
 
+	"github.com/pannier/pannier/host/internal/agent"
+	"github.com/pannier/pannier/host/internal/cli"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -29,10 +29,24 @@ type agentFlags struct {
 	join                                       []string
 }
 
-func (a *app) agentCommand() *cobra.Command {
+// Main runs one command and returns the exit code (see package cli).
+func Main(o cli.Options) int {
+	a := cli.New(o)
+	return a.Run(command(a, agent.Run, agent.Check))
+}
+
+// runAgent is agent.Run, and checkAgent agent.Check.
+type (
+	runAgent   func(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) error
+	checkAgent func(cfg *config.Agent) error
+)
+
+// command returns the root of the program's commands.
+func command(a *cli.App, run runAgent, check checkAgent) *cobra.Command {
 	var f agentFlags
 	cmd := &cobra.Command{
-		Use: "agent", Short: "Run the agent of this host in the foreground, reload, upgrade or stop it",
+		Use: "pannier-agent", Short: "Run the agent of this host in the foreground, reload, upgrade or stop it",
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "pannier agent"},
 		Long: `Run the agent of this host in the foreground, until SIGINT or SIGTERM. SIGHUP makes it read
 its configuration again (see pannier agent reload).
 
@@ -47,8 +61,9 @@ plugins, drivers' programs and users that are not on this machine.`,
 		Example: `pannier agent -dev
 pannier agent -config /etc/pannier
 pannier agent -config /etc/pannier -check`,
-		Args: exactly(),
 	}
+	cmd.AddCommand(reload(a), upgrade(a), stop(a), leave(a), fenceCommand(a),
+		a.Noun("plugin", "Files of plugins", installPlugin(a), upgradePlugin(a), pluginInfo(a), pluginTest(a), newPlugin(a)))
 	flags := cmd.Flags()
 	flags.BoolVar(&f.dev, "dev", false, "try it out: temporary data, and a csi-local driver with the id local")
 	flags.StringArrayVar(&f.paths, "config", nil,
@@ -72,73 +87,61 @@ pannier agent -config /etc/pannier -check`,
 	if err := flags.MarkHidden("rehearse"); err != nil {
 		panic(err) // there is no such flag
 	}
-	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runAgent(ctx, cmd, &f) })
-	return cmd
+	cmd.RunE = a.Do(func(ctx context.Context, _ []string) error { return f.run(ctx, a, cmd, run, check) })
+	return a.Root(cmd)
 }
 
-func (a *app) runAgent(ctx context.Context, cmd *cobra.Command, f *agentFlags) (err error) {
+// given returns a flag's value; nil: it was not given.
+func given[T any](cmd *cobra.Command, name string, value *T) *T {
+	if !cmd.Flags().Changed(name) {
+		return nil
+	}
+	return value
+}
+
+func (f *agentFlags) run(ctx context.Context, a *cli.App, cmd *cobra.Command, run runAgent, check checkAgent) (err error) {
 	if err := process.KeepPrivate(); err != nil {
 		return err
 	}
-	given := func(name string, value *string) *string {
-		if !cmd.Flags().Changed(name) {
-			return nil
-		}
-		return value
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find this program's folder: %w", err)
-	}
 	temporary := ""
-	src := config.Source{
-		Paths: f.paths, Dev: f.dev, BinDir: filepath.Dir(exe),
+	cfg, err := config.Load(config.Source{
+		Paths: f.paths, Dev: f.dev,
 		Flags: config.Overrides{
-			Name: given("name", &f.name), DataDir: given("data-dir", &f.dataDir), PluginDir: given("plugin-dir", &f.pluginDir),
-			Socket: given("socket", &f.socket), LogLevel: given("log-level", &f.logLevel),
+			Name: given(cmd, "name", &f.name), DataDir: given(cmd, "data-dir", &f.dataDir),
+			PluginDir: given(cmd, "plugin-dir", &f.pluginDir), Socket: given(cmd, "socket", &f.socket),
+			LogLevel: given(cmd, "log-level", &f.logLevel), HTTPPort: given(cmd, "http-port", &f.httpPort),
+			Server: given(cmd, "server", &f.server), BootstrapExpect: given(cmd, "bootstrap-expect", &f.bootstrapExpect),
+			Join: f.join,
 		},
 		FreePort: freePort,
 		TempDir: func() (string, error) {
 			temporary, err = os.MkdirTemp("", "pannier-dev-")
 			return temporary, err
 		},
-	}
-	if cmd.Flags().Changed("http-port") {
-		src.Flags.HTTPPort = &f.httpPort
-	}
-	if cmd.Flags().Changed("server") {
-		src.Flags.Server = &f.server
-	}
-	if cmd.Flags().Changed("bootstrap-expect") {
-		src.Flags.BootstrapExpect = &f.bootstrapExpect
-	}
-	if cmd.Flags().Changed("join") {
-		src.Flags.Join = f.join
-	}
+	})
 	defer func() {
 		if temporary != "" {
-			err = errors.Join(err, a.removeTemporary(temporary))
+			err = errors.Join(err, removeTemporary(a, temporary))
 		}
 	}()
-	cfg, err := config.Load(src)
 	if err != nil {
 		return err
 	}
 	if f.check {
-		if err := a.opts.CheckAgent(cfg); err != nil {
+		if err := check(cfg); err != nil {
 			return err
 		}
-		return a.say("the configuration is valid")
+		return a.Say("the configuration is valid")
 	}
 	if f.dev {
-		a.note("an agent for trying out, with its data in %s; in another shell:", cfg.DataDir)
-		a.note("  export PANNIER_ADDR=unix://%s", cfg.Socket)
+		a.Note("an agent for trying out, with its data in %s; in another shell:", cfg.DataDir)
+		a.Note("  export PANNIER_ADDR=unix://%s", cfg.Socket)
 		if cfg.HTTPPort == 0 {
-			a.note("port %d is taken, by another agent perhaps: health and metrics are at a free one, which the log names",
+			a.Note("port %d is taken, by another agent perhaps: health and metrics are at a free one, which the log names",
 				config.DefaultHTTPPort)
 		}
 	}
-	return a.opts.RunAgent(ctx, cfg, a.opts.Version, a.err)
+	return run(ctx, cfg, a.Options.Version, a.Err)
 }
 
 // freePort returns the port of agents for health and metrics or, if it is taken, 0: any free one.
@@ -154,13 +157,13 @@ func freePort() int {
 
 // removeTemporary removes the data of a -dev agent, unless something is still mounted in it:
 // removing through a mount would empty a volume.
-func (a *app) removeTemporary(dir string) error {
+func removeTemporary(a *cli.App, dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		return fmt.Errorf("look for mounts in %s: %w", dir, err)
 	}
 	if len(mounts) > 0 {
-		a.note("warning: %s stays: %s is still mounted in it; unmount and remove it", dir, mounts[0].Mountpoint)
+		a.Note("warning: %s stays: %s is still mounted in it; unmount and remove it", dir, mounts[0].Mountpoint)
 		return nil
 	}
 	if err := os.RemoveAll(dir); err != nil {
@@ -170,18 +173,17 @@ func (a *app) removeTemporary(dir string) error {
 }
 
 // fenceCommand is run by the agent beside itself, not by people.
-func (a *app) fenceCommand() *cobra.Command {
+func fenceCommand(a *cli.App) *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use: "fence", Short: "Guard the volumes of a node that loses its servers", Hidden: true,
-		Args: exactly(),
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "the fence's `FOLDER`, in the agent's data directory")
-	cmd.RunE = a.do(func(ctx context.Context, _ []string) error {
+	cmd.RunE = a.Do(func(ctx context.Context, _ []string) error {
 		if err := process.KeepPrivate(); err != nil {
 			return err
 		}
-		return fence.Run(ctx, dir, a.err)
+		return fence.Run(ctx, dir, a.Err)
 	})
 	return cmd
 }

@@ -1,88 +1,101 @@
-package cli
+// Package clitest has what the tests of both command lines share.
+package clitest
 
 import (
-	"context"
+	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-var (
-	updatePage = flag.Bool("update", false, "write the commands in docs/cli.md (make docs)")
-	manDir     = flag.String("man", "", "the folder to write man pages to (make man)")
-)
+// Code is a command of scripts: code N COMMAND ARGS... runs the command, whose exit code must be N.
+func Code(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: code N COMMAND ARGS...")
+	}
+	got := 0
+	err := ts.Exec(args[1], args[2:]...)
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else if err != nil {
+		ts.Fatalf("%v", err)
+	}
+	if want, err := strconv.Atoi(args[0]); err != nil || got != want {
+		ts.Fatalf("exit code %d, want %s", got, args[0])
+	}
+}
 
-// documented calls do for every command that is meant for users, parents first.
-func documented(do func(*cobra.Command)) {
-	a := &app{opts: Options{RunAgent: func(context.Context, *config.Agent, string, io.Writer) error { return nil }}}
+var manDir = flag.String("man", "", "the folder to write man pages to (make man)")
+
+// Reference checks that each command for users has a short description and an example, and writes its man page.
+func Reference(t *testing.T, root *cobra.Command) {
+	t.Helper()
+	dir := *manDir
+	if dir == "" {
+		dir = t.TempDir()
+	}
+	check.NoError(t, os.MkdirAll(dir, 0o755))
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
-		if cmd.Hidden {
+		if cmd.Hidden || cmd.DisableFlagParsing { // the other program's
 			return
 		}
-		do(cmd)
-		for _, sub := range cmd.Commands() {
-			walk(sub)
-		}
-	}
-	walk(a.rootCommand())
-}
-
-// TestCommandReference checks that the commands in docs/cli.md match the program's. `make docs` writes them.
-func TestCommandReference(t *testing.T) {
-	const begin, end = "<!-- commands -->\n", "<!-- end of commands -->"
-	path := filepath.Join(docs, "cli.md")
-	text := string(check.Must(os.ReadFile(path))(t))
-	before, rest, found := strings.Cut(text, begin)
-	_, after, ended := strings.Cut(rest, end)
-	if !found || !ended {
-		t.Fatalf("docs/cli.md has no %q … %q", begin, end)
-	}
-	var out strings.Builder
-	documented(func(cmd *cobra.Command) { writeMarkdown(&out, cmd) })
-	want := before + begin + out.String() + "\n" + end + after
-	if *updatePage {
-		check.NoError(t, os.WriteFile(path, []byte(want), 0o644))
-		return
-	}
-	if text != want {
-		t.Error("docs/cli.md does not show the commands as they are; run: make docs")
-	}
-}
-
-// TestEveryCommandHasAnExample checks that the examples of a command show that command.
-func TestEveryCommandHasAnExample(t *testing.T) {
-	documented(func(cmd *cobra.Command) {
 		if cmd.Short == "" || len(cmd.Short) > 80 || strings.HasSuffix(cmd.Short, ".") {
 			t.Errorf("%s: %q is not a short description", cmd.CommandPath(), cmd.Short)
 		}
 		if runs := !cmd.HasSubCommands() || cmd.Example != ""; runs && !strings.Contains(cmd.Example, cmd.CommandPath()) {
 			t.Errorf("the example of %s does not show the command: %q", cmd.CommandPath(), cmd.Example)
 		}
-	})
-}
-
-// TestManPages writes a page for each command.
-func TestManPages(t *testing.T) {
-	dir := *manDir
-	if dir == "" {
-		dir = t.TempDir()
-	}
-	check.NoError(t, os.MkdirAll(dir, 0o755))
-	documented(func(cmd *cobra.Command) {
 		name := strings.ReplaceAll(cmd.CommandPath(), " ", "-")
 		check.NoError(t, os.WriteFile(filepath.Join(dir, name+".1"), []byte(manPage(name, cmd)), 0o644))
-	})
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(root)
+}
+
+// named matches a command in a page.
+var named = regexp.MustCompile("(?m)(?:`|^|[|&;(] ?)(pannier(?: [a-z][a-z-]*)+)")
+
+// Pages checks that the commands which the documents name exist.
+func Pages(t *testing.T, root *cobra.Command) {
+	t.Helper()
+	docs := filepath.Join(testbin.Root(), "docs")
+	var pages []string
+	for _, pattern := range []string{"../README.md", "*.md", "operations/*.md"} {
+		pages = append(pages, check.Must(filepath.Glob(filepath.Join(docs, pattern)))(t)...)
+	}
+	for _, page := range pages {
+		for _, m := range named.FindAllStringSubmatch(string(check.Must(os.ReadFile(page))(t)), -1) {
+			words, ours := strings.CutPrefix(m[1]+" ", root.CommandPath()+" ")
+			cmd := root
+			for word := range strings.FieldsSeq(words) {
+				if !ours || !cmd.HasSubCommands() {
+					break
+				}
+				next, _, err := cmd.Find([]string{word})
+				if err != nil || next == cmd || next.Hidden {
+					t.Errorf("%s names %q: %s has no such command", page, m[1], cmd.CommandPath())
+					break
+				}
+				cmd = next
+			}
+		}
+	}
 }
 
 func description(cmd *cobra.Command) string {
@@ -95,7 +108,7 @@ func description(cmd *cobra.Command) string {
 // usage returns a command's usage line without the words that cobra adds.
 func usage(cmd *cobra.Command) string {
 	if !cmd.HasParent() {
-		return cmd.Use
+		return cmd.CommandPath()
 	}
 	return cmd.Parent().CommandPath() + " " + cmd.Use
 }
@@ -117,30 +130,6 @@ func eachFlag(cmd *cobra.Command, do func(flag, use string)) {
 		}
 		do(name, use)
 	})
-}
-
-func writeMarkdown(out *strings.Builder, cmd *cobra.Command) {
-	if !cmd.HasParent() {
-		return // the page has its own section about global flags
-	}
-	level := "###"
-	if cmd.HasSubCommands() && !cmd.Parent().HasParent() {
-		level = "##"
-	}
-	title := cmd.CommandPath()
-	if cmd.Example != "" && !cmd.HasSubCommands() {
-		title = usage(cmd)
-	}
-	fmt.Fprintf(out, "\n%s `%s`\n\n%s\n", level, title, strings.TrimSpace(description(cmd)))
-	if cmd.Example == "" {
-		return
-	}
-	lead := "\n"
-	eachFlag(cmd, func(flag, use string) {
-		fmt.Fprintf(out, "%s- `%s`: %s\n", lead, flag, use)
-		lead = ""
-	})
-	fmt.Fprintf(out, "\n```\n%s\n```\n", cmd.Example)
 }
 
 func manPage(name string, cmd *cobra.Command) string {

@@ -1,4 +1,4 @@
-package cli
+package agentcli
 
 import (
 	"context"
@@ -20,11 +20,11 @@ import (
 
 // The agent starts its own binary as the fence process.
 func TestTheProgramIsAFence(t *testing.T) {
-	dir, pannier := t.TempDir(), testbin.Build(t, "host/cmd/pannier")
+	dir, agent := t.TempDir(), testbin.Build(t, "host/cmd/pannier-agent")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := fence.Open(ctx, fence.Config{
-		Dir: dir, Command: []string{pannier, "fence", "-dir", dir},
+		Dir: dir, Command: []string{agent, "fence", "-dir", dir},
 		Log: hclog.NewNullLogger(),
 	})
 	check.NoError(t, err)
@@ -36,7 +36,7 @@ func TestTheProgramIsAFence(t *testing.T) {
 	if err := c.Close(); err != nil { // it guards nothing, so it ends
 		t.Error(err)
 	}
-	if out, err := exec.CommandContext(ctx, pannier, "fence", "-dir",
+	if out, err := exec.CommandContext(ctx, agent, "fence", "-dir",
 		filepath.Join(dir, "none")).CombinedOutput(); err == nil {
 		t.Errorf("a fence without a directory: %s", out)
 	}

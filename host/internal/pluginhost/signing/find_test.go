@@ -1,4 +1,4 @@
-package install
+package signing
 
 import (
 	"os"
@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/internal/trusted"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -17,26 +16,26 @@ func TestFind(t *testing.T) {
 	if err := trusted.Dir(dir); err != nil {
 		t.Skipf("plugins cannot be in a temporary directory: %v", err)
 	}
-	refused := func(checksum string, policy signing.Policy, why string) {
+	refused := func(checksum string, policy Policy, why string) {
 		t.Helper()
 		if path, err := Find(dir, "sids", checksum, policy); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("found %s, %v, want %q", path, err, why)
 		}
 	}
-	refused("", signing.Policy{}, "it is not in the plugin directory")
+	refused("", Policy{}, "it is not in the plugin directory")
 	for _, name := range []string{"sids", "sids_v1.9.0", "sids_v1.10.0", "other_v2.0.0"} {
 		check.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o755))
 	}
-	path, err := Find(dir, "sids", "", signing.Policy{})
+	path, err := Find(dir, "sids", "", Policy{})
 	if err != nil || filepath.Base(path) != "sids_v1.10.0" {
 		t.Errorf("found %s, %v", path, err)
 	}
-	sum := check.Must(sumOf(path))(t)
-	if _, err := Find(dir, "sids", "sha256:"+strings.ToUpper(sum), signing.Policy{}); err != nil {
+	sum := check.Must(FileSum(path))(t)
+	if _, err := Find(dir, "sids", "sha256:"+strings.ToUpper(sum), Policy{}); err != nil {
 		t.Error(err)
 	}
-	refused("sha256:"+strings.Repeat("0", 64), signing.Policy{}, "the configuration wants")
-	refused("", signing.Policy{Required: true}, "it is not signed")
+	refused("sha256:"+strings.Repeat("0", 64), Policy{}, "the configuration wants")
+	refused("", Policy{Required: true}, "it is not signed")
 	check.NoError(t, os.Chmod(path, 0o777))
-	refused("", signing.Policy{}, "chmod")
+	refused("", Policy{}, "chmod")
 }

@@ -1,24 +1,17 @@
-//go:build !client
-
-package cli
+package agentcli
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"sync"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pannier/pannier/host/internal/cli"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/pluginhost/install"
 )
-
-// systemConfig is the folder of the agent's configuration that the packaged unit names.
-const systemConfig = "/etc/pannier"
 
 // installing is what plugin install and upgrade have in common.
 type installing struct {
@@ -34,25 +27,18 @@ func (i *installing) flags(cmd *cobra.Command) {
 	flags.StringVar(&i.cfg.SHA256, "sha256", "", "the `SUM` that the binary must have, or the archive that it is in")
 	flags.BoolVar(&i.cfg.Force, "force", false, "replace an installed binary of the same version that differs")
 	flags.StringArrayVar(&i.paths, "config", nil, "`PATH` of the agent's configuration, for plugin_dir and plugin_signing; "+
-		"may be\ngiven more than once (default "+systemConfig+", if it exists)")
+		"may be\ngiven more than once (default "+config.SystemDir+", if it is there)")
 	flags.StringVar(&i.pluginDir, "plugin-dir", "", "the `FOLDER` of the plugins (default: the configuration's)")
 }
 
 var sumForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(sha256:)?[0-9a-fA-F]{64}$`) })
 
 // complete reads what is not given from the agent's configuration.
-func (i *installing) complete(cmd *cobra.Command) error {
+func (i *installing) complete() error {
 	if i.cfg.SHA256 != "" && !sumForm().MatchString(i.cfg.SHA256) {
-		return &usageError{err: fmt.Errorf("-sha256: 64 hex digits are required, not %q", i.cfg.SHA256)}
+		return cli.Usage("-sha256: 64 hex digits are required, not %q", i.cfg.SHA256)
 	}
-	if _, err := os.Stat(systemConfig); err == nil && !cmd.Flags().Changed("config") {
-		i.paths = []string{systemConfig}
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find this program's folder: %w", err)
-	}
-	src := config.Source{Paths: i.paths, BinDir: filepath.Dir(exe)}
+	src := config.Source{Paths: config.Installed(i.paths)}
 	if i.pluginDir != "" {
 		src.Flags.PluginDir = &i.pluginDir
 	}
@@ -69,7 +55,7 @@ func (i *installing) complete(cmd *cobra.Command) error {
 	return nil
 }
 
-func (a *app) pluginInstall() *cobra.Command {
+func installPlugin(a *cli.App) *cobra.Command {
 	var i installing
 	cmd := &cobra.Command{
 		Use: "install SOURCE [NAME]", Short: "Put a plugin into the plugin directory, checked",
@@ -88,13 +74,12 @@ beside it, be a program for this machine, be signed if the agent's plugin_signin
 it (FILE.minisig, or SHA256SUMS.minisig), and report its name and its version when it is
 started. Registries get the credentials that docker login has stored; certificates are
 checked against the system's, or those of SSL_CERT_FILE. No agent is needed.`,
-		Example: "pannier plugin install ./csi-bridge_v1.2.0\n" +
-			"pannier plugin install -version '~> 1.2' oci://registry.example.com/plugins/csi-bridge",
-		Args: between(1, "SOURCE", "NAME"),
+		Example: "pannier agent plugin install ./csi-bridge_v1.2.0\n" +
+			"pannier agent plugin install -version '~> 1.2' oci://registry.example.com/plugins/csi-bridge",
 	}
 	i.flags(cmd)
-	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
-		if err := i.complete(cmd); err != nil {
+	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
+		if err := i.complete(); err != nil {
 			return err
 		}
 		i.cfg.Source, i.cfg.Name = args[0], append(args, "")[1]
@@ -102,24 +87,24 @@ checked against the system's, or those of SSL_CERT_FILE. No agent is needed.`,
 		if err != nil {
 			return err
 		}
-		return a.showInstalled(got, "is installed already")
+		return showInstalled(a, got, "is installed already")
 	})
 	return cmd
 }
 
-func (a *app) pluginUpgrade() *cobra.Command {
+func upgradePlugin(a *cli.App) *cobra.Command {
 	var i installing
 	cmd := &cobra.Command{
 		Use: "upgrade NAME", Short: "Install the newest version of a plugin from where it was installed",
 		Long: `Install the newest version of a plugin from the source that it was installed from last,
 beside the older ones. Without -version the constraint of that installation counts. Older
 versions stay in the plugin directory until their files are removed.`,
-		Example: "pannier plugin upgrade csi-bridge",
-		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+		Example:           "pannier agent plugin upgrade csi-bridge",
+		ValidArgsFunction: a.CompleteIDs(cli.PluginNames),
 	}
 	i.flags(cmd)
-	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
-		if err := i.complete(cmd); err != nil {
+	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
+		if err := i.complete(); err != nil {
 			return err
 		}
 		i.cfg.Name = args[0]
@@ -127,16 +112,13 @@ versions stay in the plugin directory until their files are removed.`,
 		if err != nil {
 			return err
 		}
-		return a.showInstalled(got, "is the newest that its source has and the constraint allows")
+		return showInstalled(a, got, "is the newest that its source has and the constraint allows")
 	})
 	return cmd
 }
 
 // showInstalled shows what was installed; already says what a plugin is that was there before.
-func (a *app) showInstalled(got install.Installed, already string) error {
-	if a.format == formatJSON {
-		return a.printValue(got)
-	}
+func showInstalled(a *cli.App, got install.Installed, already string) error {
 	is := already
 	if got.New {
 		is = "is installed"
@@ -145,11 +127,10 @@ func (a *app) showInstalled(got install.Installed, already string) error {
 		is += ", signed"
 	}
 	if !got.Remembered {
-		a.note("the source is not remembered, because its address may have secrets: pannier plugin upgrade will not know it")
+		a.Note("the source is not remembered, because its address may have secrets: pannier agent plugin upgrade will not know it")
 	}
 	if got.New {
-		a.note("a running agent takes it by itself: see pannier plugin status %s", got.Name)
+		a.Note("a running agent takes it by itself: see pannier plugin status %s", got.Name)
 	}
-	return a.say(fmt.Sprintf("plugin %q: version %s %s: %s (sha256 %s)", got.Name, got.Version, is, got.Path,
-		shortSum(got.SHA256)))
+	return a.Done(got, "plugin %q: version %s %s: %s (sha256 %.12s)", got.Name, got.Version, is, got.Path, got.SHA256)
 }

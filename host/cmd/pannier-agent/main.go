@@ -1,0 +1,19 @@
+// Command pannier-agent is the agent of a host, and the commands that need what it consists of.
+package main
+
+import (
+	"os"
+
+	"github.com/pannier/pannier/host/internal/agentcli"
+	"github.com/pannier/pannier/host/internal/cli"
+	"github.com/pannier/pannier/internal/buildversion"
+)
+
+// version is set by the linker: -X main.version=v1.2.3.
+var version string
+
+func main() {
+	os.Exit(agentcli.Main(cli.Options{
+		Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr, Version: buildversion.Of(version),
+	}))
+}
