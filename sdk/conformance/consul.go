@@ -55,8 +55,8 @@ var identityKind = &kind{
 			return err
 		}},
 	},
-	missing:  needsConsul,
-	job:      identityJob,
+	missing: needsConsul,
+	job:     identityJob,
 	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
 		_, err := identity.NewClient(conn).List(ctx, at.consul, theCluster)
 		return err

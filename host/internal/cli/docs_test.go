@@ -23,7 +23,7 @@ func TestReference(t *testing.T) {
 	clitest.Pages(t, root)
 	page := string(check.Must(os.ReadFile(filepath.Join(docs, "cli.md")))(t))
 	for _, cmd := range root.Commands() {
-		if !cmd.Hidden && !strings.Contains(page, "`"+cmd.CommandPath()) {
+		if !cmd.Hidden && !strings.Contains(page, "`"+cmd.Name()) {
 			t.Errorf("%q is not in docs/cli.md", cmd.CommandPath())
 		}
 	}

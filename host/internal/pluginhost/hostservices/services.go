@@ -38,7 +38,7 @@ type Config struct {
 	Journal func() (*journal.Journal, error) // keeps the states; it may wait until the journal is open
 	// API serves a plugin's calls of the host's API. It says which plugins may make any.
 	API func(w http.ResponseWriter, r *http.Request, plugin string)
-	// Spans takes spans that a plugin has recorded, as they are; it must not block. May be nil: they are dropped.
+	// Spans takes spans that a plugin has recorded, cut by wire.CutSpan; it must not block. May be nil: they are dropped.
 	Spans func(plugin string, spans []*pluginv1.Span)
 	Log   hclog.Logger
 }
@@ -247,6 +247,9 @@ func (s *Services) handler() http.Handler {
 // record passes spans on.
 func (s *Services) record(plugin string, req *pluginv1.RecordRequest) (*pluginv1.RecordResponse, error) {
 	if s.cfg.Spans != nil {
+		for _, span := range req.GetSpans() {
+			wire.CutSpan(span)
+		}
 		s.cfg.Spans(plugin, req.GetSpans())
 	}
 	return &pluginv1.RecordResponse{}, nil

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/hashicorp/go-hclog"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/plugintest"
@@ -97,5 +99,24 @@ func TestSpansOfAPlugin(t *testing.T) {
 	}
 	if len(all) != 1000 || len(got) != 0 {
 		t.Errorf("%d spans and %d requests more", len(all), len(got))
+	}
+}
+
+// A plugin without the SDK may send spans of any size.
+func TestSpansAreCut(t *testing.T) {
+	var got []*pluginv1.Span
+	s := New(Config{
+		Journal: openJournal(t, t.TempDir()), Log: hclog.NewNullLogger(),
+		Spans: func(_ string, spans []*pluginv1.Span) { got = spans },
+	})
+	t.Cleanup(func() { _ = s.Close(false) })
+	long := strings.Repeat("n", 1<<16)
+	if _, err := s.record("page", &pluginv1.RecordRequest{Spans: []*pluginv1.Span{{
+		Name: long, Attributes: map[string]string{long: long, "bad\xff": "\xff"},
+	}}}); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 1 || proto.Size(got[0]) > 2*wire.MaxSpanAttribute+wire.MaxSpanName+64 || !utf8.ValidString(got[0].String()) {
+		t.Errorf("the spans are %v", got)
 	}
 }

@@ -32,7 +32,6 @@ import (
 	"google.golang.org/grpc"
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 // The attributes of spans, besides those of OpenTelemetry's conventions.
@@ -117,14 +116,13 @@ func (t *Tracer) of(program ...attribute.KeyValue) *resource.Resource {
 	return merged
 }
 
-// Record exports spans that a plugin has recorded. Those that are not valid are dropped.
+// Record exports spans that a plugin has recorded, and whose texts are cut. Those that are not valid are dropped.
 func (t *Tracer) Record(plugin string, spans []*pluginv1.Span) {
 	if t == nil {
 		return
 	}
 	program := t.of(attribute.String("service.name", plugin))
 	for _, s := range spans {
-		wire.CutSpan(s)
 		stub := tracetest.SpanStub{
 			Name: s.GetName(), SpanContext: contextOf(s.GetTraceId(), s.GetSpanId()),
 			Parent: contextOf(s.GetTraceId(), s.GetParentId()), SpanKind: trace.SpanKindInternal,
