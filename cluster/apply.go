@@ -43,103 +43,80 @@ func (n *Node) apply(ctx context.Context, c command.Command) (any, error) {
 	}
 	if term, decides := ctx.Value(termKey{}).(uint64); decides {
 		command.SetTerm(c, term)
-		own := n.execute(ctx, c)[0]
-		return own.Result, own.Err
+		return n.execute(ctx, c)
 	}
 	if n.remote == nil {
 		if err := n.WaitReady(ctx); err != nil {
 			return nil, err
 		}
-		own := n.execute(ctx, c)[0]
-		return own.Result, own.Err
+		return n.execute(ctx, c)
 	}
 	if err := setKey(ctx, c); err != nil {
 		return nil, err
 	}
 	if n.Leader() {
-		own := n.execute(ctx, c)[0]
-		moved := errors.Is(own.Err, command.ErrNotLeader) || errors.Is(own.Err, command.ErrUncertain)
+		result, err := n.execute(ctx, c)
+		moved := errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain)
 		if !moved || ctx.Err() != nil {
-			return own.Result, own.Err
+			return result, err
 		}
 	}
 	return n.remote.Apply(ctx, c)
 }
 
-// Applied is the result of a command or its error. After ErrNotLeader, ErrUncertain and ErrClosed the command may
-// be repeated.
-type Applied = state.Outcome
-
-// ApplyFor applies other agents' commands in order, with this server's time, if this server leads.
-func (n *Node) ApplyFor(ctx context.Context, commands ...command.Command) []Applied {
+// ApplyFor applies another agent's command, with this server's time, if this server leads. After ErrNotLeader,
+// ErrUncertain and ErrClosed the command may be repeated.
+func (n *Node) ApplyFor(ctx context.Context, c command.Command) (any, error) {
 	if !n.Leader() {
-		return allFailed(len(commands), command.ErrNotLeader)
+		return nil, command.ErrNotLeader
 	}
-	return n.execute(ctx, commands...)
+	return n.execute(ctx, c)
 }
 
-// execute puts commands into this server's log and waits for their results. They share writes of the log and
-// transactions with each other and with those of other callers.
-func (n *Node) execute(ctx context.Context, commands ...command.Command) []state.Outcome {
-	var (
-		outcomes = make([]state.Outcome, len(commands))
-		entries  [][]byte
-		settle   []func(state.Outcome) // of each entry
-	)
-	room := map[uint64]error{} // by the free space that a command requires
-	for i, c := range commands {
-		free, freed := n.freeing(ctx, c)
-		entry, err := n.entry(c, room)
-		if err != nil {
-			outcomes[i].Err = err
-			continue
-		}
-		entries, settle = append(entries, entry), append(settle, func(o state.Outcome) { outcomes[i] = o })
-		if free == nil {
-			continue
-		}
-		if entry, err := n.entry(free, room); err == nil { // else the claims are freed later
+// execute puts a command into this server's log and waits for its result. It shares writes of the log and transactions
+// with those of other callers, and with the one that frees the claims which it reports as unmounted.
+func (n *Node) execute(ctx context.Context, c command.Command) (any, error) {
+	free, freed := n.freeing(ctx, c)
+	entry, err := n.entry(c)
+	if err != nil {
+		return nil, err
+	}
+	entries := [][]byte{entry}
+	if free != nil {
+		if entry, err := n.entry(free); err == nil { // else the claims are freed later
 			entries = append(entries, entry)
-			settle = append(settle, func(o state.Outcome) {
-				for _, done := range freed {
-					if o.Err == nil {
-						done()
-					}
-				}
-			})
 		}
 	}
 	ctx, span := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/pannier/pannier/cluster").
 		Start(ctx, "raft apply", trace.WithAttributes(attribute.Int("pannier.commands", len(entries))))
 	defer span.End()
-	for i, o := range n.submit(ctx, entries) {
-		settle[i](o)
+	outcomes, err := n.submit(ctx, entries)
+	if err != nil {
+		return nil, err
 	}
-	return outcomes
+	if len(outcomes) > 1 && outcomes[1].Err == nil {
+		for _, done := range freed {
+			done()
+		}
+	}
+	return outcomes[0].Result, outcomes[0].Err
 }
 
-// entry checks whether a command may be applied, stamps it with the time and encodes it. room has what this has found
-// out for other commands of the same batch.
-func (n *Node) entry(c command.Command, room map[uint64]error) ([]byte, error) {
-	need := spaceFor(c)
-	full, checked := room[need]
-	if !checked {
-		full = needSpace(n.dir, need)
-		room[need] = full
-	}
-	if full != nil {
-		return nil, full
+// entry checks whether a command may be applied, stamps it with the time and encodes it.
+func (n *Node) entry(c command.Command) ([]byte, error) {
+	if err := needSpace(n.dir, spaceFor(c)); err != nil {
+		return nil, err
 	}
 	command.SetAt(c, n.now().UTC())
 	return command.Encode(c)
 }
 
 // submit passes entries to raft and waits for all outcomes, or for ctx: raft cannot cancel an entry.
-func (n *Node) submit(ctx context.Context, entries [][]byte) []state.Outcome {
+func (n *Node) submit(ctx context.Context, entries [][]byte) ([]state.Outcome, error) {
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
-		return allFailed(len(entries), command.ErrClosed)
+		return nil, command.ErrClosed
 	}
 	n.inFlight.Add(1)
 	n.mu.Unlock()
@@ -158,9 +135,9 @@ func (n *Node) submit(ctx context.Context, entries [][]byte) []state.Outcome {
 	}()
 	select {
 	case outcomes := <-done:
-		return outcomes
+		return outcomes, nil
 	case <-ctx.Done():
-		return allFailed(len(entries), fmt.Errorf("%w: %w", command.ErrUncertain, context.Cause(ctx)))
+		return nil, fmt.Errorf("%w: %w", command.ErrUncertain, context.Cause(ctx))
 	}
 }
 
@@ -174,14 +151,6 @@ func outcomeOf(future raft.ApplyFuture) state.Outcome {
 		outcome.Err = fmt.Errorf("raft answered %T", future.Response())
 	}
 	return outcome
-}
-
-func allFailed(n int, err error) []state.Outcome {
-	outcomes := make([]state.Outcome, n)
-	for i := range outcomes {
-		outcomes[i].Err = err
-	}
-	return outcomes
 }
 
 func raftError(err error) error {

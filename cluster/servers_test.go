@@ -149,8 +149,8 @@ func TestFollowerForwards(t *testing.T) {
 		command.ErrNotLeader) {
 		t.Errorf("a consistent read from a follower: %v", err)
 	}
-	if err := follower.ApplyFor(within(t), &command.EndWorkload{Ref: workload("w")})[0].Err; !errors.Is(err,
-		command.ErrNotLeader) {
+	_, err = follower.ApplyFor(within(t), &command.EndWorkload{Ref: workload("w")})
+	if !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("a command for a follower: %v", err)
 	}
 }

@@ -146,11 +146,11 @@ func (r *remote) Apply(ctx context.Context, c command.Command) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		applied := n.ApplyFor(ctx, there)[0]
-		if moved(ctx, applied.Err) {
-			return nil, applied.Err
+		result, err := n.ApplyFor(ctx, there)
+		if moved(ctx, err) {
+			return nil, err
 		}
-		return command.EncodeOutcome(applied.Result, applied.Err)
+		return command.EncodeOutcome(result, err)
 	})
 	if err != nil {
 		return nil, err

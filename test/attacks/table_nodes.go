@@ -51,8 +51,8 @@ var ofNodes = []attack{
 		pkg:   peerPkg, run: "^TestNodeWithoutAVersionIsChecked$",
 	},
 	{
-		who: hostileNode, tries: "end a run and start it with more in one call, or use the leader's statement about another run",
-		stops: "a repeated start is compared with the claims; a statement is sealed for one run of one node",
+		who: hostileNode, tries: "use the leader's statement about another run",
+		stops: "a statement is sealed for one run of one node",
 		pkg:   peerPkg, run: "^TestCallersOfANode$",
 	},
 	{

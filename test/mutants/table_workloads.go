@@ -108,9 +108,9 @@ var workloads = []mutant{
 	},
 	{
 		name: "trace-lost-on-the-way", promise: "what a node asks the leader is in the trace of the call that it answers",
-		file: "host/internal/peer/batch.go",
-		old:  "context.WithTimeout(traced(batch), applyTimeout)",
-		new:  "context.WithTimeout(context.Background(), applyTimeout)",
+		file: "host/internal/peer/servers.go",
+		old:  "			resp, err := to.Apply(ctx, ",
+		new:  "			resp, err := to.Apply(s.identify(context.Background()), ",
 		pkg:  "./test/suite/cluster", run: "^TestTraces$",
 	},
 	{

@@ -52,12 +52,6 @@ type Start struct {
 // checked reports whether ACLs are on.
 func (n caller) checked() bool { return n.leader.Callers != nil }
 
-// forCaller returns the node as it makes a call for somebody.
-func (n caller) forCaller(token string, grant []byte) caller {
-	n.token, n.grant, n.allowed = token, grant, &allowance{}
-	return n
-}
-
 // allowance is what a call's caller was allowed.
 type allowance struct {
 	accessor string

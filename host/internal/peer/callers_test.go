@@ -14,9 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/peer/onbehalf"
-	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/secrets"
 )
 
@@ -104,19 +102,7 @@ func TestCallersOfANode(t *testing.T) {
 	foreign.Volume.Namespace = "foreign"
 	refused("a volume of another namespace", start(good, foreign))
 
-	// The end of the run and a start with more, in one call: the start is checked before the end is applied.
-	more := &command.StartWorkload{Ref: run.Ref, Node: "n1", RunID: run.ID, Claims: []claim.Claim{wants(other)}}
-	var entries [][]byte
-	for _, c := range []command.Command{&command.EndWorkload{Ref: run.Ref, Node: "n1"}, more} {
-		entry, err := command.Encode(c)
-		must(t, err)
-		entries = append(entries, entry)
-	}
-	ctx, calls := n1.call(t, w, n1.secret.text)
-	resp, err := calls.Apply(ctx, &peerv1.ApplyRequest{Node: "n1", Entries: entries})
-	must(t, err)
-	_, err = outcomeOf(resp.GetApplied()[1])
-	refused("a start with more", received(err))
+	refused("a start with more", start(nobody, wants(v), wants(other)))
 
 	intend := func(ctx context.Context, service string) error {
 		t := token

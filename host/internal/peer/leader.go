@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -25,8 +24,8 @@ type Ledger interface {
 	Reader
 	// ReadLatest reads after confirming that this server leads.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
-	// ApplyFor applies commands and returns the outcome of each.
-	ApplyFor(ctx context.Context, commands ...command.Command) []cluster.Applied
+	// ApplyFor applies a command, if this server leads.
+	ApplyFor(ctx context.Context, c command.Command) (result any, err error)
 	// AnswerQuery answers a query after confirming that this server leads.
 	AnswerQuery(ctx context.Context, q command.Query) (answer any, index uint64, err error)
 	// Term is the term in which this server leads; 0: it does not lead.

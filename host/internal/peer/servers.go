@@ -24,6 +24,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/onbehalf"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 )
 
 // How long one server may take before another one is tried. A server that is cut off is noticed earlier, by the
@@ -56,19 +57,16 @@ type ServersConfig struct {
 }
 
 // Servers makes an agent's calls to the leader, which it finds and waits for until the caller's context ends. If this
-// agent's own server leads, no connection is made. It is safe for concurrent use. A call that carries commands
-// continues for a moment after their callers have gone.
+// agent's own server leads, no connection is made. It is safe for concurrent use.
 type Servers struct {
 	*route.Router
-	cfg     ServersConfig
-	local   atomic.Pointer[Leader]
-	batcher *batcher
+	cfg   ServersConfig
+	local atomic.Pointer[Leader]
 }
 
 // NewServers makes Servers.
 func NewServers(cfg ServersConfig) *Servers {
 	s := &Servers{cfg: cfg}
-	s.batcher = newBatcher(cfg.Name, s.identify)
 	s.Router = route.New(route.Config{
 		Name: cfg.Name, Servers: cfg.Servers, Transport: cfg.Dialer.Transport(),
 		Probe: s.probe,
@@ -106,13 +104,16 @@ func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err
 	}
 	var outcome []byte // of another server
 	err = s.do(ctx, applyTimeout, true,
-		func(ctx context.Context, l *Leader) error {
-			applied := l.Ledger.ApplyFor(ctx, c)[0]
-			result = applied.Result
-			return applied.Err
+		func(ctx context.Context, l *Leader) (err error) {
+			result, err = l.Ledger.ApplyFor(ctx, c)
+			return err
 		},
 		func(ctx context.Context, to service) (err error) {
-			outcome, err = s.batcher.apply(ctx, to, entry)
+			ctx, span := tracing.Span(ctx, "forward to the leader", tracing.Node.String(s.cfg.Name))
+			defer func() { tracing.End(span, err) }()
+			resp, err := to.Apply(ctx, &peerv1.ApplyRequest{Node: s.cfg.Name, Entry: entry})
+			onbehalf.From(ctx).Granted(resp.GetGrant())
+			outcome = resp.GetOutcome()
 			return err
 		})
 	if err != nil || outcome == nil {

@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -23,63 +22,29 @@ type serversService struct {
 	guard  *guard
 }
 
-// Apply admits or refuses each command individually, and applies the admitted ones together.
 func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*peerv1.ApplyResponse, error) {
-	if n := len(req.GetEntries()); n == 0 || n > maxEntries {
-		return nil, status.Errorf(codes.InvalidArgument,
-			"the call carries %d commands: at least 1 and at most %d are allowed", n, maxEntries)
-	}
 	n, err := sender(ctx, s.leader)
 	if err != nil {
 		return nil, err
 	}
-	var (
-		resp     = &peerv1.ApplyResponse{Applied: make([]*peerv1.Applied, len(req.GetEntries()))}
-		commands []command.Command
-		of       []int // commands[i] is entry of[i]
-		callers  = make([]caller, len(req.GetEntries()))
-	)
-	for i, entry := range req.GetEntries() {
-		c, err := command.Decode(entry)
-		if err == nil {
-			callers[i] = n.forCaller("", nil)
-			if len(req.GetCallers()) == len(req.GetEntries()) {
-				by := req.GetCallers()[i]
-				callers[i] = n.forCaller(by.GetToken(), by.GetGrant())
-			}
-			err = callers[i].admitCommand(ctx, c)
-		}
-		if err == nil {
-			commands, of = append(commands, c), append(of, i)
-			continue
-		}
-		if resp.Applied[i], err = s.applied(ctx, nil, err); err != nil {
-			return nil, err
-		}
+	c, err := command.Decode(req.GetEntry())
+	if err != nil {
+		return nil, err
 	}
-	for i, a := range s.leader.Ledger.ApplyFor(ctx, commands...) {
-		outcome, err := []byte(nil), a.Err
-		if !deposed(err) {
-			outcome, err = command.EncodeOutcome(a.Result, a.Err)
-		}
-		if resp.Applied[of[i]], err = s.applied(ctx, outcome, err); err != nil {
-			return nil, err
-		}
-		if a.Err == nil {
-			resp.Applied[of[i]].Grant = callers[of[i]].grantFor(commands[i])
-		}
+	n.allowed = &allowance{}
+	if err := n.admitCommand(ctx, c); err != nil {
+		return nil, err
 	}
-	return resp, nil
-}
-
-// applied encodes the outcome of one command, or the reason why there is none.
-func (s serversService) applied(ctx context.Context, outcome []byte, err error) (*peerv1.Applied, error) {
-	if err == nil {
-		return &peerv1.Applied{Outcome: outcome}, nil
+	result, refusal := s.leader.Ledger.ApplyFor(ctx, c)
+	if deposed(refusal) {
+		return nil, refusal
 	}
-	refused := s.guard.refuse(ctx, peerv1.ServersService_Apply_FullMethodName, err)
-	text, err := proto.Marshal(status.Convert(refused).Proto())
-	return &peerv1.Applied{Error: text}, err
+	resp := &peerv1.ApplyResponse{}
+	if refusal == nil {
+		resp.Grant = n.grantFor(c)
+	}
+	resp.Outcome, err = command.EncodeOutcome(result, refusal)
+	return resp, err
 }
 
 func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*peerv1.QueryResponse, error) {

@@ -40,8 +40,8 @@ func (d direct) Apply(ctx context.Context, c command.Command) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	applied := d.ApplyFor(ctx, there)[0]
-	outcome, err := command.EncodeOutcome(applied.Result, applied.Err)
+	result, err := d.ApplyFor(ctx, there)
+	outcome, err := command.EncodeOutcome(result, err)
 	if err != nil {
 		return nil, err
 	}

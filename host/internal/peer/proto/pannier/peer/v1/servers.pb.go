@@ -144,10 +144,8 @@ func (x *Answer) GetOutcome() []byte {
 type ApplyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// entries are commands as encoded in the log, 1 to 256.
-	Entries [][]byte `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
-	// callers[i] is for whom the node sends entries[i]; empty: all are the node's own.
-	Callers       []*Caller `protobuf:"bytes,3,rep,name=callers,proto3" json:"callers,omitempty"`
+	// entry is a command as encoded in the log.
+	Entry         []byte `protobuf:"bytes,2,opt,name=entry,proto3" json:"entry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -189,87 +187,27 @@ func (x *ApplyRequest) GetNode() string {
 	return ""
 }
 
-func (x *ApplyRequest) GetEntries() [][]byte {
+func (x *ApplyRequest) GetEntry() []byte {
 	if x != nil {
-		return x.Entries
-	}
-	return nil
-}
-
-func (x *ApplyRequest) GetCallers() []*Caller {
-	if x != nil {
-		return x.Callers
-	}
-	return nil
-}
-
-// Caller is whoever called the API of the node. It is neither logged nor stored. Other calls carry it in the
-// metadata "caller-token-bin" and "caller-grant-bin".
-type Caller struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// token is the secret of the caller's ACL token; empty: the caller had none, or it is the node itself.
-	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	// grant is the leader's earlier statement that the caller may start this run.
-	Grant         []byte `protobuf:"bytes,2,opt,name=grant,proto3" json:"grant,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Caller) Reset() {
-	*x = Caller{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Caller) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Caller) ProtoMessage() {}
-
-func (x *Caller) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Caller.ProtoReflect.Descriptor instead.
-func (*Caller) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *Caller) GetToken() string {
-	if x != nil {
-		return x.Token
-	}
-	return ""
-}
-
-func (x *Caller) GetGrant() []byte {
-	if x != nil {
-		return x.Grant
+		return x.Entry
 	}
 	return nil
 }
 
 type ApplyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// applied has the result of each entry, in the same order.
-	Applied       []*Applied `protobuf:"bytes,1,rep,name=applied,proto3" json:"applied,omitempty"`
+	// outcome is the command's result, or the ledger's refusal.
+	Outcome []byte `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// grant is a statement of the leader, for the node to send with the start of a workload that waits: its
+	// caller's token is not known any more when the agent was restarted meanwhile.
+	Grant         []byte `protobuf:"bytes,2,opt,name=grant,proto3" json:"grant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[4]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -281,7 +219,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[4]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -294,75 +232,17 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{4}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *ApplyResponse) GetApplied() []*Applied {
-	if x != nil {
-		return x.Applied
-	}
-	return nil
-}
-
-type Applied struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// outcome is the command's result, or the ledger's refusal.
-	Outcome []byte `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
-	// error is a google.rpc.Status instead of an outcome: the command was refused before it was applied,
-	// or it is unknown whether it was applied.
-	Error []byte `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
-	// grant is a statement of the leader, for the node to send with the start of a workload that waits: its
-	// caller's token is not known any more when the agent was restarted meanwhile.
-	Grant         []byte `protobuf:"bytes,3,opt,name=grant,proto3" json:"grant,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Applied) Reset() {
-	*x = Applied{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Applied) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Applied) ProtoMessage() {}
-
-func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Applied.ProtoReflect.Descriptor instead.
-func (*Applied) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *Applied) GetOutcome() []byte {
+func (x *ApplyResponse) GetOutcome() []byte {
 	if x != nil {
 		return x.Outcome
 	}
 	return nil
 }
 
-func (x *Applied) GetError() []byte {
-	if x != nil {
-		return x.Error
-	}
-	return nil
-}
-
-func (x *Applied) GetGrant() []byte {
+func (x *ApplyResponse) GetGrant() []byte {
 	if x != nil {
 		return x.Grant
 	}
@@ -379,7 +259,7 @@ type QueryRequest struct {
 
 func (x *QueryRequest) Reset() {
 	*x = QueryRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[6]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -391,7 +271,7 @@ func (x *QueryRequest) String() string {
 func (*QueryRequest) ProtoMessage() {}
 
 func (x *QueryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[6]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -404,7 +284,7 @@ func (x *QueryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryRequest.ProtoReflect.Descriptor instead.
 func (*QueryRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{6}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *QueryRequest) GetNode() string {
@@ -430,7 +310,7 @@ type QueryResponse struct {
 
 func (x *QueryResponse) Reset() {
 	*x = QueryResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[7]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -442,7 +322,7 @@ func (x *QueryResponse) String() string {
 func (*QueryResponse) ProtoMessage() {}
 
 func (x *QueryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[7]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -455,7 +335,7 @@ func (x *QueryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryResponse.ProtoReflect.Descriptor instead.
 func (*QueryResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{7}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *QueryResponse) GetAnswer() []byte {
@@ -476,7 +356,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[8]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +368,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[8]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +381,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{8}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *HeartbeatRequest) GetNode() string {
@@ -538,7 +418,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[9]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -550,7 +430,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[9]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -563,7 +443,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{9}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HeartbeatResponse) GetStatus() string {
@@ -633,7 +513,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[10]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -645,7 +525,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[10]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -658,7 +538,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{10}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AttachRequest) GetNode() string {
@@ -726,7 +606,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[11]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -738,7 +618,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[11]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -751,7 +631,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{11}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AttachResponse) GetPublishContext() map[string]string {
@@ -772,7 +652,7 @@ type VolumeSecretsRequest struct {
 
 func (x *VolumeSecretsRequest) Reset() {
 	*x = VolumeSecretsRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[12]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -784,7 +664,7 @@ func (x *VolumeSecretsRequest) String() string {
 func (*VolumeSecretsRequest) ProtoMessage() {}
 
 func (x *VolumeSecretsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[12]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -797,7 +677,7 @@ func (x *VolumeSecretsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSecretsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeSecretsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{12}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *VolumeSecretsRequest) GetNode() string {
@@ -830,7 +710,7 @@ type VolumeSecretsResponse struct {
 
 func (x *VolumeSecretsResponse) Reset() {
 	*x = VolumeSecretsResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[13]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +722,7 @@ func (x *VolumeSecretsResponse) String() string {
 func (*VolumeSecretsResponse) ProtoMessage() {}
 
 func (x *VolumeSecretsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[13]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +735,7 @@ func (x *VolumeSecretsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSecretsResponse.ProtoReflect.Descriptor instead.
 func (*VolumeSecretsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{13}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *VolumeSecretsResponse) GetSecrets() map[string]string {
@@ -876,7 +756,7 @@ type IntendTokenRequest struct {
 
 func (x *IntendTokenRequest) Reset() {
 	*x = IntendTokenRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[14]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +768,7 @@ func (x *IntendTokenRequest) String() string {
 func (*IntendTokenRequest) ProtoMessage() {}
 
 func (x *IntendTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[14]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +781,7 @@ func (x *IntendTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntendTokenRequest.ProtoReflect.Descriptor instead.
 func (*IntendTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{14}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *IntendTokenRequest) GetNode() string {
@@ -926,7 +806,7 @@ type IntendTokenResponse struct {
 
 func (x *IntendTokenResponse) Reset() {
 	*x = IntendTokenResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[15]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +818,7 @@ func (x *IntendTokenResponse) String() string {
 func (*IntendTokenResponse) ProtoMessage() {}
 
 func (x *IntendTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[15]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +831,7 @@ func (x *IntendTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntendTokenResponse.ProtoReflect.Descriptor instead.
 func (*IntendTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{15}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{13}
 }
 
 type DeriveTokenRequest struct {
@@ -964,7 +844,7 @@ type DeriveTokenRequest struct {
 
 func (x *DeriveTokenRequest) Reset() {
 	*x = DeriveTokenRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[16]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -976,7 +856,7 @@ func (x *DeriveTokenRequest) String() string {
 func (*DeriveTokenRequest) ProtoMessage() {}
 
 func (x *DeriveTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[16]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -989,7 +869,7 @@ func (x *DeriveTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeriveTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeriveTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{16}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeriveTokenRequest) GetNode() string {
@@ -1017,7 +897,7 @@ type DeriveTokenResponse struct {
 
 func (x *DeriveTokenResponse) Reset() {
 	*x = DeriveTokenResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[17]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1029,7 +909,7 @@ func (x *DeriveTokenResponse) String() string {
 func (*DeriveTokenResponse) ProtoMessage() {}
 
 func (x *DeriveTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[17]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1042,7 +922,7 @@ func (x *DeriveTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeriveTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeriveTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{17}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeriveTokenResponse) GetToken() []byte {
@@ -1071,7 +951,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +963,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +976,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{18}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RevokeTokenRequest) GetNode() string {
@@ -1128,7 +1008,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1020,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1033,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{19}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{17}
 }
 
 type ReplaceWorkloadRequest struct {
@@ -1168,7 +1048,7 @@ type ReplaceWorkloadRequest struct {
 
 func (x *ReplaceWorkloadRequest) Reset() {
 	*x = ReplaceWorkloadRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1060,7 @@ func (x *ReplaceWorkloadRequest) String() string {
 func (*ReplaceWorkloadRequest) ProtoMessage() {}
 
 func (x *ReplaceWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1073,7 @@ func (x *ReplaceWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{20}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReplaceWorkloadRequest) GetNode() string {
@@ -1232,7 +1112,7 @@ type ReplaceWorkloadResponse struct {
 
 func (x *ReplaceWorkloadResponse) Reset() {
 	*x = ReplaceWorkloadResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1124,7 @@ func (x *ReplaceWorkloadResponse) String() string {
 func (*ReplaceWorkloadResponse) ProtoMessage() {}
 
 func (x *ReplaceWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1137,7 @@ func (x *ReplaceWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*ReplaceWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{21}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{19}
 }
 
 type SecretsKeysRequest struct {
@@ -1271,7 +1151,7 @@ type SecretsKeysRequest struct {
 
 func (x *SecretsKeysRequest) Reset() {
 	*x = SecretsKeysRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1163,7 @@ func (x *SecretsKeysRequest) String() string {
 func (*SecretsKeysRequest) ProtoMessage() {}
 
 func (x *SecretsKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1176,7 @@ func (x *SecretsKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretsKeysRequest.ProtoReflect.Descriptor instead.
 func (*SecretsKeysRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{22}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SecretsKeysRequest) GetNode() string {
@@ -1323,7 +1203,7 @@ type SecretsKeysResponse struct {
 
 func (x *SecretsKeysResponse) Reset() {
 	*x = SecretsKeysResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1215,7 @@ func (x *SecretsKeysResponse) String() string {
 func (*SecretsKeysResponse) ProtoMessage() {}
 
 func (x *SecretsKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1228,7 @@ func (x *SecretsKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretsKeysResponse.ProtoReflect.Descriptor instead.
 func (*SecretsKeysResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{23}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SecretsKeysResponse) GetKeys() [][]byte {
@@ -1368,7 +1248,7 @@ type OfferSecretsKeyRequest struct {
 
 func (x *OfferSecretsKeyRequest) Reset() {
 	*x = OfferSecretsKeyRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[24]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1260,7 @@ func (x *OfferSecretsKeyRequest) String() string {
 func (*OfferSecretsKeyRequest) ProtoMessage() {}
 
 func (x *OfferSecretsKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[24]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1273,7 @@ func (x *OfferSecretsKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferSecretsKeyRequest.ProtoReflect.Descriptor instead.
 func (*OfferSecretsKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{24}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *OfferSecretsKeyRequest) GetNode() string {
@@ -1418,7 +1298,7 @@ type OfferSecretsKeyResponse struct {
 
 func (x *OfferSecretsKeyResponse) Reset() {
 	*x = OfferSecretsKeyResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[25]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1310,7 @@ func (x *OfferSecretsKeyResponse) String() string {
 func (*OfferSecretsKeyResponse) ProtoMessage() {}
 
 func (x *OfferSecretsKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[25]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +1323,7 @@ func (x *OfferSecretsKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferSecretsKeyResponse.ProtoReflect.Descriptor instead.
 func (*OfferSecretsKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{25}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{23}
 }
 
 var File_pannier_peer_v1_servers_proto protoreflect.FileDescriptor
@@ -1456,20 +1336,13 @@ const file_pannier_peer_v1_servers_proto_rawDesc = "" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
 	"\tuncertain\x18\x03 \x01(\bR\tuncertain\"\"\n" +
 	"\x06Answer\x12\x18\n" +
-	"\aoutcome\x18\x01 \x01(\fR\aoutcome\"o\n" +
+	"\aoutcome\x18\x01 \x01(\fR\aoutcome\"8\n" +
 	"\fApplyRequest\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
-	"\aentries\x18\x02 \x03(\fR\aentries\x121\n" +
-	"\acallers\x18\x03 \x03(\v2\x17.pannier.peer.v1.CallerR\acallers\"4\n" +
-	"\x06Caller\x12\x14\n" +
-	"\x05token\x18\x01 \x01(\tR\x05token\x12\x14\n" +
-	"\x05grant\x18\x02 \x01(\fR\x05grant\"C\n" +
-	"\rApplyResponse\x122\n" +
-	"\aapplied\x18\x01 \x03(\v2\x18.pannier.peer.v1.AppliedR\aapplied\"O\n" +
-	"\aApplied\x12\x18\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05entry\x18\x02 \x01(\fR\x05entry\"?\n" +
+	"\rApplyResponse\x12\x18\n" +
 	"\aoutcome\x18\x01 \x01(\fR\aoutcome\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\fR\x05error\x12\x14\n" +
-	"\x05grant\x18\x03 \x01(\fR\x05grant\"8\n" +
+	"\x05grant\x18\x02 \x01(\fR\x05grant\"8\n" +
 	"\fQueryRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05query\x18\x02 \x01(\fR\x05query\"'\n" +
@@ -1568,73 +1441,69 @@ func file_pannier_peer_v1_servers_proto_rawDescGZIP() []byte {
 	return file_pannier_peer_v1_servers_proto_rawDescData
 }
 
-var file_pannier_peer_v1_servers_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_pannier_peer_v1_servers_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_pannier_peer_v1_servers_proto_goTypes = []any{
 	(*NotLeader)(nil),               // 0: pannier.peer.v1.NotLeader
 	(*Answer)(nil),                  // 1: pannier.peer.v1.Answer
 	(*ApplyRequest)(nil),            // 2: pannier.peer.v1.ApplyRequest
-	(*Caller)(nil),                  // 3: pannier.peer.v1.Caller
-	(*ApplyResponse)(nil),           // 4: pannier.peer.v1.ApplyResponse
-	(*Applied)(nil),                 // 5: pannier.peer.v1.Applied
-	(*QueryRequest)(nil),            // 6: pannier.peer.v1.QueryRequest
-	(*QueryResponse)(nil),           // 7: pannier.peer.v1.QueryResponse
-	(*HeartbeatRequest)(nil),        // 8: pannier.peer.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),       // 9: pannier.peer.v1.HeartbeatResponse
-	(*AttachRequest)(nil),           // 10: pannier.peer.v1.AttachRequest
-	(*AttachResponse)(nil),          // 11: pannier.peer.v1.AttachResponse
-	(*VolumeSecretsRequest)(nil),    // 12: pannier.peer.v1.VolumeSecretsRequest
-	(*VolumeSecretsResponse)(nil),   // 13: pannier.peer.v1.VolumeSecretsResponse
-	(*IntendTokenRequest)(nil),      // 14: pannier.peer.v1.IntendTokenRequest
-	(*IntendTokenResponse)(nil),     // 15: pannier.peer.v1.IntendTokenResponse
-	(*DeriveTokenRequest)(nil),      // 16: pannier.peer.v1.DeriveTokenRequest
-	(*DeriveTokenResponse)(nil),     // 17: pannier.peer.v1.DeriveTokenResponse
-	(*RevokeTokenRequest)(nil),      // 18: pannier.peer.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),     // 19: pannier.peer.v1.RevokeTokenResponse
-	(*ReplaceWorkloadRequest)(nil),  // 20: pannier.peer.v1.ReplaceWorkloadRequest
-	(*ReplaceWorkloadResponse)(nil), // 21: pannier.peer.v1.ReplaceWorkloadResponse
-	(*SecretsKeysRequest)(nil),      // 22: pannier.peer.v1.SecretsKeysRequest
-	(*SecretsKeysResponse)(nil),     // 23: pannier.peer.v1.SecretsKeysResponse
-	(*OfferSecretsKeyRequest)(nil),  // 24: pannier.peer.v1.OfferSecretsKeyRequest
-	(*OfferSecretsKeyResponse)(nil), // 25: pannier.peer.v1.OfferSecretsKeyResponse
-	nil,                             // 26: pannier.peer.v1.AttachResponse.PublishContextEntry
-	nil,                             // 27: pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
-	(*durationpb.Duration)(nil),     // 28: google.protobuf.Duration
+	(*ApplyResponse)(nil),           // 3: pannier.peer.v1.ApplyResponse
+	(*QueryRequest)(nil),            // 4: pannier.peer.v1.QueryRequest
+	(*QueryResponse)(nil),           // 5: pannier.peer.v1.QueryResponse
+	(*HeartbeatRequest)(nil),        // 6: pannier.peer.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),       // 7: pannier.peer.v1.HeartbeatResponse
+	(*AttachRequest)(nil),           // 8: pannier.peer.v1.AttachRequest
+	(*AttachResponse)(nil),          // 9: pannier.peer.v1.AttachResponse
+	(*VolumeSecretsRequest)(nil),    // 10: pannier.peer.v1.VolumeSecretsRequest
+	(*VolumeSecretsResponse)(nil),   // 11: pannier.peer.v1.VolumeSecretsResponse
+	(*IntendTokenRequest)(nil),      // 12: pannier.peer.v1.IntendTokenRequest
+	(*IntendTokenResponse)(nil),     // 13: pannier.peer.v1.IntendTokenResponse
+	(*DeriveTokenRequest)(nil),      // 14: pannier.peer.v1.DeriveTokenRequest
+	(*DeriveTokenResponse)(nil),     // 15: pannier.peer.v1.DeriveTokenResponse
+	(*RevokeTokenRequest)(nil),      // 16: pannier.peer.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),     // 17: pannier.peer.v1.RevokeTokenResponse
+	(*ReplaceWorkloadRequest)(nil),  // 18: pannier.peer.v1.ReplaceWorkloadRequest
+	(*ReplaceWorkloadResponse)(nil), // 19: pannier.peer.v1.ReplaceWorkloadResponse
+	(*SecretsKeysRequest)(nil),      // 20: pannier.peer.v1.SecretsKeysRequest
+	(*SecretsKeysResponse)(nil),     // 21: pannier.peer.v1.SecretsKeysResponse
+	(*OfferSecretsKeyRequest)(nil),  // 22: pannier.peer.v1.OfferSecretsKeyRequest
+	(*OfferSecretsKeyResponse)(nil), // 23: pannier.peer.v1.OfferSecretsKeyResponse
+	nil,                             // 24: pannier.peer.v1.AttachResponse.PublishContextEntry
+	nil,                             // 25: pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
+	(*durationpb.Duration)(nil),     // 26: google.protobuf.Duration
 }
 var file_pannier_peer_v1_servers_proto_depIdxs = []int32{
-	3,  // 0: pannier.peer.v1.ApplyRequest.callers:type_name -> pannier.peer.v1.Caller
-	5,  // 1: pannier.peer.v1.ApplyResponse.applied:type_name -> pannier.peer.v1.Applied
-	28, // 2: pannier.peer.v1.HeartbeatResponse.heartbeat_ttl:type_name -> google.protobuf.Duration
-	28, // 3: pannier.peer.v1.HeartbeatResponse.stop_after:type_name -> google.protobuf.Duration
-	28, // 4: pannier.peer.v1.HeartbeatResponse.margin:type_name -> google.protobuf.Duration
-	26, // 5: pannier.peer.v1.AttachResponse.publish_context:type_name -> pannier.peer.v1.AttachResponse.PublishContextEntry
-	27, // 6: pannier.peer.v1.VolumeSecretsResponse.secrets:type_name -> pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
-	2,  // 7: pannier.peer.v1.ServersService.Apply:input_type -> pannier.peer.v1.ApplyRequest
-	6,  // 8: pannier.peer.v1.ServersService.Query:input_type -> pannier.peer.v1.QueryRequest
-	8,  // 9: pannier.peer.v1.ServersService.Heartbeat:input_type -> pannier.peer.v1.HeartbeatRequest
-	10, // 10: pannier.peer.v1.ServersService.Attach:input_type -> pannier.peer.v1.AttachRequest
-	12, // 11: pannier.peer.v1.ServersService.VolumeSecrets:input_type -> pannier.peer.v1.VolumeSecretsRequest
-	14, // 12: pannier.peer.v1.ServersService.IntendToken:input_type -> pannier.peer.v1.IntendTokenRequest
-	16, // 13: pannier.peer.v1.ServersService.DeriveToken:input_type -> pannier.peer.v1.DeriveTokenRequest
-	18, // 14: pannier.peer.v1.ServersService.RevokeToken:input_type -> pannier.peer.v1.RevokeTokenRequest
-	20, // 15: pannier.peer.v1.ServersService.ReplaceWorkload:input_type -> pannier.peer.v1.ReplaceWorkloadRequest
-	22, // 16: pannier.peer.v1.ServersService.SecretsKeys:input_type -> pannier.peer.v1.SecretsKeysRequest
-	24, // 17: pannier.peer.v1.ServersService.OfferSecretsKey:input_type -> pannier.peer.v1.OfferSecretsKeyRequest
-	4,  // 18: pannier.peer.v1.ServersService.Apply:output_type -> pannier.peer.v1.ApplyResponse
-	7,  // 19: pannier.peer.v1.ServersService.Query:output_type -> pannier.peer.v1.QueryResponse
-	9,  // 20: pannier.peer.v1.ServersService.Heartbeat:output_type -> pannier.peer.v1.HeartbeatResponse
-	11, // 21: pannier.peer.v1.ServersService.Attach:output_type -> pannier.peer.v1.AttachResponse
-	13, // 22: pannier.peer.v1.ServersService.VolumeSecrets:output_type -> pannier.peer.v1.VolumeSecretsResponse
-	15, // 23: pannier.peer.v1.ServersService.IntendToken:output_type -> pannier.peer.v1.IntendTokenResponse
-	17, // 24: pannier.peer.v1.ServersService.DeriveToken:output_type -> pannier.peer.v1.DeriveTokenResponse
-	19, // 25: pannier.peer.v1.ServersService.RevokeToken:output_type -> pannier.peer.v1.RevokeTokenResponse
-	21, // 26: pannier.peer.v1.ServersService.ReplaceWorkload:output_type -> pannier.peer.v1.ReplaceWorkloadResponse
-	23, // 27: pannier.peer.v1.ServersService.SecretsKeys:output_type -> pannier.peer.v1.SecretsKeysResponse
-	25, // 28: pannier.peer.v1.ServersService.OfferSecretsKey:output_type -> pannier.peer.v1.OfferSecretsKeyResponse
-	18, // [18:29] is the sub-list for method output_type
-	7,  // [7:18] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	26, // 0: pannier.peer.v1.HeartbeatResponse.heartbeat_ttl:type_name -> google.protobuf.Duration
+	26, // 1: pannier.peer.v1.HeartbeatResponse.stop_after:type_name -> google.protobuf.Duration
+	26, // 2: pannier.peer.v1.HeartbeatResponse.margin:type_name -> google.protobuf.Duration
+	24, // 3: pannier.peer.v1.AttachResponse.publish_context:type_name -> pannier.peer.v1.AttachResponse.PublishContextEntry
+	25, // 4: pannier.peer.v1.VolumeSecretsResponse.secrets:type_name -> pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
+	2,  // 5: pannier.peer.v1.ServersService.Apply:input_type -> pannier.peer.v1.ApplyRequest
+	4,  // 6: pannier.peer.v1.ServersService.Query:input_type -> pannier.peer.v1.QueryRequest
+	6,  // 7: pannier.peer.v1.ServersService.Heartbeat:input_type -> pannier.peer.v1.HeartbeatRequest
+	8,  // 8: pannier.peer.v1.ServersService.Attach:input_type -> pannier.peer.v1.AttachRequest
+	10, // 9: pannier.peer.v1.ServersService.VolumeSecrets:input_type -> pannier.peer.v1.VolumeSecretsRequest
+	12, // 10: pannier.peer.v1.ServersService.IntendToken:input_type -> pannier.peer.v1.IntendTokenRequest
+	14, // 11: pannier.peer.v1.ServersService.DeriveToken:input_type -> pannier.peer.v1.DeriveTokenRequest
+	16, // 12: pannier.peer.v1.ServersService.RevokeToken:input_type -> pannier.peer.v1.RevokeTokenRequest
+	18, // 13: pannier.peer.v1.ServersService.ReplaceWorkload:input_type -> pannier.peer.v1.ReplaceWorkloadRequest
+	20, // 14: pannier.peer.v1.ServersService.SecretsKeys:input_type -> pannier.peer.v1.SecretsKeysRequest
+	22, // 15: pannier.peer.v1.ServersService.OfferSecretsKey:input_type -> pannier.peer.v1.OfferSecretsKeyRequest
+	3,  // 16: pannier.peer.v1.ServersService.Apply:output_type -> pannier.peer.v1.ApplyResponse
+	5,  // 17: pannier.peer.v1.ServersService.Query:output_type -> pannier.peer.v1.QueryResponse
+	7,  // 18: pannier.peer.v1.ServersService.Heartbeat:output_type -> pannier.peer.v1.HeartbeatResponse
+	9,  // 19: pannier.peer.v1.ServersService.Attach:output_type -> pannier.peer.v1.AttachResponse
+	11, // 20: pannier.peer.v1.ServersService.VolumeSecrets:output_type -> pannier.peer.v1.VolumeSecretsResponse
+	13, // 21: pannier.peer.v1.ServersService.IntendToken:output_type -> pannier.peer.v1.IntendTokenResponse
+	15, // 22: pannier.peer.v1.ServersService.DeriveToken:output_type -> pannier.peer.v1.DeriveTokenResponse
+	17, // 23: pannier.peer.v1.ServersService.RevokeToken:output_type -> pannier.peer.v1.RevokeTokenResponse
+	19, // 24: pannier.peer.v1.ServersService.ReplaceWorkload:output_type -> pannier.peer.v1.ReplaceWorkloadResponse
+	21, // 25: pannier.peer.v1.ServersService.SecretsKeys:output_type -> pannier.peer.v1.SecretsKeysResponse
+	23, // 26: pannier.peer.v1.ServersService.OfferSecretsKey:output_type -> pannier.peer.v1.OfferSecretsKeyResponse
+	16, // [16:27] is the sub-list for method output_type
+	5,  // [5:16] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_pannier_peer_v1_servers_proto_init() }
@@ -1648,7 +1517,7 @@ func file_pannier_peer_v1_servers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_peer_v1_servers_proto_rawDesc), len(file_pannier_peer_v1_servers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
