@@ -20,7 +20,7 @@ import (
 // Bounds of the releases of one leader term.
 const (
 	parallel              = 1024 // volumes released at the same time
-	parallelPerDependency = 128  // of them, those that depend on the same node or driver: their commands share batches
+	parallelPerDependency = 128  // of them, those that depend on the same node or driver
 	callsPerDependency    = 16   // of these, volumes for which that node or driver is called at the moment
 	retryRate             = 200
 	firstPause            = 500 * time.Millisecond
@@ -281,9 +281,7 @@ func (b *backlog) try(ref claim.VolumeRef, dependency string, first bool) {
 	var tried string
 	var left bool
 	if err == nil {
-		b.w.marks.releases.Add(1)
 		tried, left, err = b.w.release(b.ctx, ref)
-		b.w.marks.releases.Add(-1)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 )
 
 var errUnreachable = errors.New("connection refused")
@@ -175,77 +173,6 @@ func TestALeaderLeadsAgain(t *testing.T) {
 	w.mu.Unlock()
 	w.lead()
 	w.freed("v")
-}
-
-// The state changes of many claims share commands.
-func TestStateChangesShareCommands(t *testing.T) {
-	const many = 300
-	w := newWorld(t)
-	w.attaches = false
-	for n := range many {
-		id := fmt.Sprintf("v-%d", n)
-		w.volume(id)
-		w.start(id, "a", id)
-	}
-	w.putNode("a", "1")
-	if _, err := w.ledger.SetNodeStatus(t.Context(), "a", claim.NodeDown, ""); err != nil {
-		t.Fatal(err)
-	}
-	before := w.ledger.Stats().LastIndex
-	w.lead()
-	for n := range many {
-		w.freed(fmt.Sprintf("v-%d", n))
-	}
-	if commands := w.ledger.Stats().LastIndex - before; commands >= many {
-		t.Errorf("%d commands for %d claims", commands, many)
-	}
-}
-
-// A state change that is refused does not affect the others.
-func TestRefusedStateChange(t *testing.T) {
-	begun, proceed := make(chan struct{}), make(chan struct{})
-	var mu sync.Mutex
-	var sizes []int
-	marks := checkpoints{apply: func(_ context.Context, _ string, items ...command.Advance) (command.AdvanceClaimsResult,
-		error,
-	) {
-		mu.Lock()
-		sizes = append(sizes, len(items))
-		first := len(sizes) == 1
-		mu.Unlock()
-		if first {
-			close(begun)
-			<-proceed
-		}
-		if slices.ContainsFunc(items, func(i command.Advance) bool { return i.Volume.ID == "bad" }) {
-			return command.AdvanceClaimsResult{}, claim.ErrBackwards
-		}
-		return command.AdvanceClaimsResult{}, nil
-	}}
-	var all sync.WaitGroup
-	put := func(id string, want error) {
-		all.Go(func() {
-			if err := marks.put(t.Context(), command.Advance{Volume: ref(id)}); !errors.Is(err, want) {
-				t.Errorf("%s: %v", id, err)
-			}
-		})
-	}
-	put("first", nil)
-	<-begun
-	for _, id := range []string{"a", "b", "c"} {
-		put(id, nil)
-	}
-	put("bad", claim.ErrBackwards)
-	for waiting := 0; waiting < 4; time.Sleep(time.Millisecond) {
-		marks.mu.Lock()
-		waiting = len(marks.waiting)
-		marks.mu.Unlock()
-	}
-	close(proceed)
-	all.Wait()
-	if !slices.Equal(sizes, []int{1, 4, 1, 1, 1, 1}) {
-		t.Errorf("commands of %d items", sizes)
-	}
 }
 
 func TestDetachOnAnotherNode(t *testing.T) {

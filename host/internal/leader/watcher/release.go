@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
@@ -161,7 +158,8 @@ func (w *Watcher) othersThere(ctx context.Context, c claim.Claim) (others bool, 
 
 func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) error {
 	failpoint.Here(string(to), "advance")
-	err := w.marks.put(ctx, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
+	item := command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to}
+	_, err := w.Cluster.AdvanceClaims(ctx, "", item)
 	failpoint.Here(string(to), "advanced")
 	if err != nil {
 		return fmt.Errorf("mark the claim of workload %q on volume %q as %s: %w", c.Workload, c.Volume, to, err)
@@ -182,107 +180,4 @@ func (w *Watcher) readWith(ctx context.Context, read func(context.Context, func(
 		return err
 	})
 	return v, claims, err
-}
-
-// checkpoints writes the state changes of many releases to the ledger. Those that arrive while a command is being
-// applied go into the next one together: for a node with a thousand claims that makes some dozens of commands instead
-// of two thousand.
-type checkpoints struct {
-	apply func(ctx context.Context, by string, items ...command.Advance) (command.AdvanceClaimsResult, error)
-
-	// releases are those that are under way, each of which may have a state change soon.
-	releases atomic.Int32
-
-	mu      sync.Mutex
-	waiting []*mark
-	busy    bool
-	all     chan struct{} // closed once as many wait as may share a command; nil: nobody waits for that
-}
-
-// gather is how long a state change waits for those of other releases.
-const gather = 3 * time.Millisecond
-
-// mark is the state change of one claim.
-type mark struct {
-	item command.Advance
-	done chan struct{}
-	err  error
-}
-
-// put writes one claim's state change. ctx is that of the leader term, because a caller may be writing the changes of
-// others too and must not give up before they do.
-func (c *checkpoints) put(ctx context.Context, item command.Advance) error {
-	m := &mark{item: item, done: make(chan struct{})}
-	c.mu.Lock()
-	c.waiting = append(c.waiting, m)
-	lead := !c.busy
-	c.busy = true
-	if c.all != nil && c.complete() {
-		close(c.all)
-		c.all = nil
-	}
-	c.mu.Unlock()
-	if lead {
-		c.flush(ctx)
-	}
-	<-m.done
-	return m.err
-}
-
-// complete reports whether no more state changes are to be expected for the next command. The lock is held.
-func (c *checkpoints) complete() bool {
-	return len(c.waiting) >= min(int(c.releases.Load()), command.MaxItems)
-}
-
-// gather waits for the state changes of other releases, if there are any.
-func (c *checkpoints) gather(ctx context.Context) {
-	c.mu.Lock()
-	if len(c.waiting) == 0 || c.complete() {
-		c.mu.Unlock()
-		return
-	}
-	all := make(chan struct{})
-	c.all = all
-	c.mu.Unlock()
-	late := time.NewTimer(gather)
-	defer late.Stop()
-	select {
-	case <-all:
-	case <-late.C:
-	case <-ctx.Done():
-	}
-}
-
-// flush writes everything that waits.
-func (c *checkpoints) flush(ctx context.Context) {
-	for {
-		c.gather(ctx)
-		c.mu.Lock()
-		c.all = nil
-		n := min(len(c.waiting), command.MaxItems)
-		batch := c.waiting[:n]
-		c.waiting = c.waiting[n:]
-		c.busy = n > 0
-		c.mu.Unlock()
-		if n == 0 {
-			return
-		}
-		c.write(ctx, batch)
-	}
-}
-
-// write writes a batch as one command. If it is refused because of one of them, each becomes a command of its own.
-func (c *checkpoints) write(ctx context.Context, batch []*mark) {
-	items := make([]command.Advance, len(batch))
-	for i, m := range batch {
-		items[i] = m.item
-	}
-	_, err := c.apply(ctx, "", items...)
-	for _, m := range batch {
-		m.err = err
-		if err != nil && len(batch) > 1 {
-			_, m.err = c.apply(ctx, "", m.item)
-		}
-		close(m.done)
-	}
 }

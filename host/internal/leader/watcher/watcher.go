@@ -70,7 +70,6 @@ type Watcher struct {
 	// Tests change these.
 	sweepDelay, forceDelay, firstPause time.Duration
 
-	marks    checkpoints
 	calls    kmutex.Locks[string] // to nodes
 	detaches kmutex.Locks[string] // by drivers
 
@@ -81,7 +80,6 @@ type Watcher struct {
 // New makes a watcher. Call Run while this server leads.
 func New(cfg Config) *Watcher {
 	w := &Watcher{Config: cfg, sweepDelay: sweepDelay, forceDelay: forceDelay, firstPause: firstPause}
-	w.marks.apply = cfg.Cluster.AdvanceClaims
 	w.calls.Slots, w.detaches.Slots = callsPerDependency, callsPerDependency
 	cfg.Cluster.OnUnmounted(w.unmounted)
 	return w
