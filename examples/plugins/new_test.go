@@ -161,7 +161,7 @@ func TestExamplesAreProved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			testbin.RequireRoot(t, "volumes of "+name)
-			conformance.Storage(t, conformance.Config{
+			conformance.Test(t, conformance.Config{
 				Binary: build(t), Config: []byte(`{"mode":"0750"}`), Driver: conformance.Driver("unix://" + t.TempDir()),
 			})
 		})

@@ -14,7 +14,7 @@ import (
 
 func TestPlainIsProved(t *testing.T) {
 	t.Parallel()
-	conformance.Bootstrap(t, conformance.Config{Binary: testbin.BuildDir(t, "plain")})
+	conformance.Test(t, conformance.Config{Binary: testbin.BuildDir(t, "plain")})
 }
 
 // An agent runs a plugin that has go-plugin and no SDK, as any other: it logs what the plugin prints, the next agent

@@ -14,7 +14,7 @@ func TestPythonUnderAnAgent(t *testing.T) {
 
 func TestPythonPageIsProved(t *testing.T) {
 	t.Parallel()
-	conformance.Frontend(t, conformance.Config{Binary: built(t, "python-page"), Listen: []string{"http"}})
+	conformance.Test(t, conformance.Config{Binary: built(t, "python-page"), Listen: []string{"http"}})
 }
 
 // A front door in Python loses no request either, when it is swapped, killed, or served by the next agent, which has

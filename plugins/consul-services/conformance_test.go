@@ -17,7 +17,7 @@ service_prefix "" { policy = "write" }
 node_prefix    "" { policy = "read" }
 agent_prefix   "" { policy = "read" }
 `)
-	conformance.Registration(t, conformance.Config{
+	conformance.Test(t, conformance.Config{
 		Binary: testbin.Build(t, "plugins/consul-services"),
 		Consul: c.Service(service.DefaultConsul, c.TokenFile(t, c.Token(t, "node"))),
 	})

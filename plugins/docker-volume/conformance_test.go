@@ -9,7 +9,7 @@ import (
 
 // TestConformance runs the conformance kit on docker-volume.
 func TestConformance(t *testing.T) {
-	conformance.Frontend(t, conformance.Config{
+	conformance.Test(t, conformance.Config{
 		Binary: testbin.Build(t, "plugins/docker-volume"),
 		Config: []byte(`{"driver": "local", "namespace": "shop", "timeout": "20s"}`),
 		Listen: []string{"docker"},

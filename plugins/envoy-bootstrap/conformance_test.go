@@ -26,7 +26,7 @@ service_prefix "" { policy = "write" }
 node_prefix    "" { policy = "read" }
 agent_prefix   "" { policy = "read" }
 `)
-	conformance.Bootstrap(t, conformance.Config{
+	conformance.Test(t, conformance.Config{
 		Binary:  testbin.Build(t, "plugins/envoy-bootstrap"),
 		Consul:  c.Service(service.DefaultConsul, c.TokenFile(t, c.Token(t, "mesh"))),
 		ProxyID: id,

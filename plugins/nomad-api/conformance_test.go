@@ -9,7 +9,7 @@ import (
 
 // TestConformance runs the conformance kit on nomad-api.
 func TestConformance(t *testing.T) {
-	conformance.Frontend(t, conformance.Config{
+	conformance.Test(t, conformance.Config{
 		Binary: testbin.Build(t, "plugins/nomad-api"),
 		Config: []byte(`{"region": "global", "hosts": ["nomad.example.com"]}`),
 		Listen: []string{"nomad"},

@@ -16,7 +16,7 @@ func TestConformance(t *testing.T) {
 	c.Policy(t, "pannier-sids", `acl = "write"`)
 	own := c.Token(t, "pannier-sids")
 	before := len(c.Tokens(t))
-	conformance.Identity(t, conformance.Config{
+	conformance.Test(t, conformance.Config{
 		Binary:  testbin.Build(t, "plugins/sids"),
 		Config:  fmt.Appendf(nil, `{"token_file": %q}`, c.TokenFile(t, own)),
 		Secrets: []string{own},

@@ -9,7 +9,7 @@ import (
 
 // TestConformance runs the conformance kit on web.
 func TestConformance(t *testing.T) {
-	conformance.Frontend(t, conformance.Config{
+	conformance.Test(t, conformance.Config{
 		Binary: testbin.Build(t, "plugins/web"),
 		Config: []byte(`{"actions": true, "hosts": ["pannier.example.org"], "session": "1h"}`),
 		Listen: []string{"http"},

@@ -8,11 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pannier/pannier/sdk/bootstrap"
-	"github.com/pannier/pannier/sdk/device"
-	"github.com/pannier/pannier/sdk/frontend"
-	"github.com/pannier/pannier/sdk/identity"
-	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -91,51 +86,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Storage tests a storage plugin, with a subtest for each check. Without Config.Driver the checks that need a CSI
-// driver are skipped.
-func Storage(t *testing.T, cfg Config) {
-	t.Helper()
-	cfg.Kind = storage.Kind
-	Test(t, cfg)
-}
-
-// Identity tests an identity plugin. Without Config.Consul the checks that need one are skipped.
-func Identity(t *testing.T, cfg Config) {
-	t.Helper()
-	cfg.Kind = identity.Kind
-	Test(t, cfg)
-}
-
-// Registration tests a registration plugin. Without Config.Consul the checks that need one are skipped.
-func Registration(t *testing.T, cfg Config) {
-	t.Helper()
-	cfg.Kind = registration.Kind
-	Test(t, cfg)
-}
-
-// Bootstrap tests a bootstrap plugin. Without Config.Consul and Config.ProxyID the checks that need them are
-// skipped.
-func Bootstrap(t *testing.T, cfg Config) {
-	t.Helper()
-	cfg.Kind = bootstrap.Kind
-	Test(t, cfg)
-}
-
-// Device tests a device plugin with the devices of this machine.
-func Device(t *testing.T, cfg Config) {
-	t.Helper()
-	cfg.Kind = device.Kind
-	Test(t, cfg)
-}
-
-// Frontend tests a front door, with listening sockets of the names in Config.Listen.
-func Frontend(t *testing.T, cfg Config) {
-	t.Helper()
-	cfg.Kind = frontend.Kind
-	Test(t, cfg)
-}
-
-// Test tests a plugin of any kind.
+// Test tests a plugin, with a subtest for each check. Checks that need a backend which cfg lacks are skipped.
 func Test(t *testing.T, cfg Config) {
 	t.Helper()
 	report, err := Run(t.Context(), cfg)

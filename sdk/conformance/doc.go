@@ -3,7 +3,7 @@
 // command line; CHECKS.md lists the checks.
 //
 //	func TestConformance(t *testing.T) {
-//		conformance.Storage(t, conformance.Config{Binary: "./my-plugin", Driver: conformance.Driver("/run/my-driver.sock")})
+//		conformance.Test(t, conformance.Config{Binary: "./my-plugin", Driver: conformance.Driver("/run/my-driver.sock")})
 //	}
 //
 // A check that needs a real backend (a CSI driver, a Consul) is reported as skipped if Config has none. All others

@@ -42,7 +42,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	a.openDoors(a.cfg)
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
-		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) { a.catalog.Event(e) },
+		OnEvent: a.pluginEvent, OnPluginEvent: a.publish,
 		DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
 		Probe: a.probe, Services: a.hosting, Signing: a.cfg.PluginSigning, HostIP: hostIP(a.cfg),
 	}
@@ -57,7 +57,6 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	}
 	a.plugins = supervisor.New(cfg)
 	a.catalog = catalog.New(a.plugins)
-	a.catalog.OnEvent(catalog.EveryKind, a.publish)
 	if err := a.plugins.Open(ctx); err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"google.golang.org/grpc"
 
@@ -56,17 +55,10 @@ type Supervisor interface {
 }
 
 // Catalog gives typed clients of plugins.
-type Catalog struct {
-	plugins Supervisor
-
-	mu       sync.Mutex
-	handlers map[string][]func(supervisor.PluginEvent) // by kind
-}
+type Catalog struct{ plugins Supervisor }
 
 // New returns a catalog of a supervisor's plugins.
-func New(plugins Supervisor) *Catalog {
-	return &Catalog{plugins: plugins, handlers: map[string][]func(supervisor.PluginEvent){}}
-}
+func New(plugins Supervisor) *Catalog { return &Catalog{plugins: plugins} }
 
 // Storage acquires the storage plugin of that name until release is called. An empty name is csi-bridge, or else the
 // only plugin of that kind. While the plugin is not up, Storage waits until ctx ends; the error is then
@@ -257,29 +249,4 @@ func (c *Catalog) DoDevice(ctx context.Context, name string,
 	fn func(ctx context.Context, client device.Client) error,
 ) error {
 	return do(ctx, c, deviceKind, name, fn)
-}
-
-// EveryKind registers a handler for the events of plugins of every kind.
-const EveryKind = ""
-
-// OnEvent registers handle for the events of plugins of one kind, such as storage.Kind, or of EveryKind. Each
-// event is delivered once, and those of one process in order. Earlier events are not delivered. handle must not
-// block for long; it is called from several goroutines.
-func (c *Catalog) OnEvent(kind string, handle func(supervisor.PluginEvent)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.handlers[kind] = append(c.handlers[kind], handle)
-}
-
-// Event passes an event to the handlers. It is the supervisor's OnPluginEvent.
-func (c *Catalog) Event(e supervisor.PluginEvent) {
-	c.mu.Lock()
-	handlers := slices.Clone(c.handlers[EveryKind])
-	if e.Kind != EveryKind {
-		handlers = append(handlers, c.handlers[e.Kind]...)
-	}
-	c.mu.Unlock()
-	for _, handle := range handlers {
-		handle(e)
-	}
 }
