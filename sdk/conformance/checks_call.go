@@ -28,18 +28,14 @@ var callChecks = []*Check{
 		Says:  "Concurrent calls get the same answer as a single call.",
 		Fix:   "Guard the state that calls share. A call that changes nothing should not wait for others.",
 		after: configured,
-		run:   checkTogether,
+		run:   up(checkTogether),
 	},
 	{
 		ID:    "call.away",
 		Says:  "If its backend is unreachable, every call fails with a code that says so, and not with Internal, Unknown or, unless the method is of an optional interface, Unimplemented.",
 		Fix:   "Return gRPC status errors: Unavailable for an unreachable backend, which a host retries. The kind's package documents the codes.",
 		after: configured,
-		run: func(ctx context.Context, r *run, c *checking) error {
-			p, err := r.up(ctx, c)
-			if err != nil {
-				return err
-			}
+		run: up(func(ctx context.Context, r *run, c *checking, p *process) error {
 			var errs []error
 			for name, err := range r.kind.outcomes(ctx, p.conn, r.away(), c.name()) {
 				switch status.Code(err) {
@@ -48,21 +44,21 @@ var callChecks = []*Check{
 				}
 			}
 			return errors.Join(errs...)
-		},
+		}),
 	},
 	{
 		ID:    "call.empty",
 		Says:  "An empty request is answered like any other: no panic, and the process keeps running.",
 		Fix:   "Check the required fields of a request and return InvalidArgument if one is missing.",
 		after: configured,
-		run:   checkEmpty,
+		run:   up(checkEmpty),
 	},
 	{
 		ID:    "call.cancel",
 		Says:  "A call that its caller cancels ends in the plugin too, within 5 s, even if its backend does not answer.",
 		Fix:   "Pass the call's context to everything that it waits for. A call that continues delays the end of the process, and so a swap.",
 		after: append([]string{"stop.exit"}, configured...),
-		run:   checkCancel,
+		run:   up(checkCancel),
 	},
 	{
 		ID:    "call.killed",
@@ -119,11 +115,7 @@ func alike(a string, resultsA map[string]error, b string, resultsB map[string]er
 	return nil
 }
 
-func checkTogether(ctx context.Context, r *run, c *checking) error {
-	p, err := r.up(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkTogether(ctx context.Context, r *run, _ *checking, p *process) (err error) {
 	alone := r.kind.asked(ctx, p.conn, r.asked())
 	answers := make(chan string)
 	const callers = 16
@@ -138,11 +130,7 @@ func checkTogether(ctx context.Context, r *run, c *checking) error {
 	return err
 }
 
-func checkEmpty(ctx context.Context, r *run, c *checking) error {
-	p, err := r.up(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkEmpty(ctx context.Context, r *run, c *checking, p *process) error {
 	methods := r.kind.service.Methods()
 	results := make(chan error)
 	for i := range methods.Len() {
@@ -190,11 +178,7 @@ func (p *process) blocked(ctx context.Context, c *checking) (ended func(), err e
 	return calls.Wait, nil
 }
 
-func checkCancel(ctx context.Context, r *run, c *checking) error {
-	p, err := r.up(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkCancel(ctx context.Context, r *run, c *checking, p *process) error {
 	callCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ended, err := p.blocked(callCtx, c)

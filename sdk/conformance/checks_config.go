@@ -21,16 +21,12 @@ var configChecks = []*Check{
 		Says:  "It accepts its configuration, and accepts it again while it runs.",
 		Fix:   "See why it was refused. Give the test the configuration that the plugin needs, and let Configure be called at any time.",
 		after: []string{"start.handshake", "info.kind"},
-		run: func(ctx context.Context, r *run, c *checking) error {
-			p, err := r.up(ctx, c)
-			if err != nil {
-				return err
-			}
+		run: up(func(ctx context.Context, r *run, c *checking, p *process) error {
 			if err := p.configure(ctx, r.cfg.Config); err != nil {
 				return fmt.Errorf("again: %w", err)
 			}
 			return nil
-		},
+		}),
 	},
 	{
 		ID:    "config.unknown-key",
@@ -67,11 +63,7 @@ var configChecks = []*Check{
 		Says:  "A refused configuration changes nothing: the plugin answers as before.",
 		Fix:   "In Configure, build the new configuration beside the old one, and replace the old one when the new one is complete. Validate stores nothing.",
 		after: configured,
-		run: func(ctx context.Context, r *run, c *checking) error {
-			p, err := r.up(ctx, c)
-			if err != nil {
-				return err
-			}
+		run: up(func(ctx context.Context, r *run, c *checking, p *process) error {
 			before := r.kind.asked(ctx, p.conn, r.asked())
 			bad := fmt.Sprintf(`{%q:1}`, strangeKey)
 			if p.configure(ctx, []byte(bad)) == nil {
@@ -83,7 +75,7 @@ var configChecks = []*Check{
 				return errors.New("it was accepted by Configure and refused by Validate")
 			}
 			return same("before", before, "after a refused configuration", r.kind.asked(ctx, p.conn, r.asked()))
-		},
+		}),
 	},
 }
 

@@ -44,7 +44,7 @@ var copyChecks = []*Check{
 		Says:  "A clone has its source's data, and from then on neither sees what is written to the other.",
 		Fix:   "Copy the data. A link or a shared device is no clone.",
 		after: append([]string{"data.kept"}, stored...),
-		run:   checkClone,
+		run:   inLab(checkClone),
 	},
 }
 
@@ -196,11 +196,7 @@ func checkSnapshotDeleted(ctx context.Context, r *run, c *checking) error {
 	return v.has("a", content, "in the source, after the end of its snapshot")
 }
 
-func checkClone(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkClone(ctx context.Context, l *lab) error {
 	if !l.fp.Controller.Clone {
 		return skip("needs a driver that clones volumes")
 	}

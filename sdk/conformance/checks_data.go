@@ -20,7 +20,7 @@ var dataChecks = []*Check{
 		Says:  "What a workload has written is there after Unpublish and Publish, after Unstage and Stage, after Detach and Attach, and after the plugin is killed.",
 		Fix:   "Mount the volume itself: no copy, no file system of the plugin. Make a file system only on a device that is verifiably empty. Only Delete deletes data.",
 		after: stored,
-		run:   checkKept,
+		run:   inLab(checkKept),
 	},
 	{
 		ID:    "data.shared",
@@ -28,7 +28,7 @@ var dataChecks = []*Check{
 		Says:  "Two workloads with one volume see each other's files, and the end of one changes nothing for the other.",
 		Fix:   "Give every target the same file system (a bind mount of the staged one), and touch only the call's own target in Unpublish.",
 		after: append([]string{"data.kept"}, stored...),
-		run:   checkShared,
+		run:   inLab(checkShared),
 	},
 	{
 		ID:    "data.own",
@@ -36,7 +36,7 @@ var dataChecks = []*Check{
 		Says:  "Two volumes have nothing in common: a workload sees only the files of its own.",
 		Fix:   "Derive the place of the data from the volume's external id, which is unique, and from nothing else.",
 		after: append([]string{"data.kept"}, stored...),
-		run:   checkOwn,
+		run:   inLab(checkOwn),
 	},
 	{
 		ID:    "data.read-only",
@@ -44,7 +44,7 @@ var dataChecks = []*Check{
 		Says:  "A read-only Publish, of a volume with a writer or without one, shows the data and refuses every change.",
 		Fix:   "Pass read_only and the access mode to the mount. A bind mount needs a second mount call with MS_REMOUNT|MS_BIND|MS_RDONLY (mount(2)).",
 		after: append([]string{"data.kept"}, stored...),
-		run:   checkReadOnly,
+		run:   inLab(checkReadOnly),
 	},
 	{
 		ID:    "data.block",
@@ -52,15 +52,11 @@ var dataChecks = []*Check{
 		Says:  "A block device keeps what is written to it, and refuses writes if it is published read-only.",
 		Fix:   "Bind the device file to the target. The flag ro of such a mount does not protect the device: use a device that is read-only itself.",
 		after: append([]string{"data.kept"}, stored...),
-		run:   checkBlock,
+		run:   inLab(checkBlock),
 	},
 }
 
-func checkKept(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkKept(ctx context.Context, l *lab) error {
 	v, content, err := l.filled(ctx)
 	if err != nil {
 		return err
@@ -117,11 +113,7 @@ func checkKept(ctx context.Context, r *run, c *checking) error {
 	return v.has("b", content, killed+", and the volume was published by another process")
 }
 
-func checkShared(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkShared(ctx context.Context, l *lab) error {
 	v, err := l.volume()
 	if err != nil {
 		return err
@@ -156,11 +148,7 @@ func checkShared(ctx context.Context, r *run, c *checking) error {
 	return v.has("a", second, "after the Unpublish of the other workload")
 }
 
-func checkOwn(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkOwn(ctx context.Context, l *lab) error {
 	v, err := l.another()
 	if err != nil {
 		return err
@@ -187,11 +175,7 @@ func checkOwn(ctx context.Context, r *run, c *checking) error {
 	return w.lacks("a", "a file of one volume is in the other too")
 }
 
-func checkReadOnly(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkReadOnly(ctx context.Context, l *lab) error {
 	v, content, err := l.filled(ctx)
 	if err != nil {
 		return err
@@ -227,11 +211,7 @@ func checkReadOnly(ctx context.Context, r *run, c *checking) error {
 // deviceSize is how much of a block device is written.
 const deviceSize = 64 << 10
 
-func checkBlock(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkBlock(ctx context.Context, l *lab) error {
 	v, err := l.another()
 	if err != nil {
 		return err

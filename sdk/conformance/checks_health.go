@@ -15,28 +15,20 @@ var healthChecks = []*Check{
 		Says:  "It reports its health within 10 s after a host attends it, and is healthy.",
 		Fix:   "Let Health check only the plugin itself, and answer within 5 s. If something that a call needs is unreachable, that is the call's error.",
 		after: configured,
-		run: func(ctx context.Context, r *run, c *checking) error {
-			p, err := r.up(ctx, c)
-			if err != nil {
-				return err
-			}
+		run: up(func(ctx context.Context, r *run, c *checking, p *process) error {
 			res, err := p.attend(ctx, c, time.Hour)
 			if err == nil && !res.GetHealthy() {
 				err = fmt.Errorf("it is unhealthy: %s", res.GetMessage())
 			}
 			return err
-		},
+		}),
 	},
 	{
 		ID:    "host.attended",
 		Says:  "It keeps running while a host attends it, even for longer than the orphan timeout.",
 		Fix:   "Start the timeout at the end of the last Attend stream, as the SDK does.",
 		after: append([]string{"health.first"}, configured...),
-		run: func(ctx context.Context, r *run, c *checking) error {
-			p, err := r.up(ctx, c)
-			if err != nil {
-				return err
-			}
+		run: up(func(ctx context.Context, r *run, c *checking, p *process) error {
 			if _, err := p.attend(ctx, c, orphaned); err != nil {
 				return err
 			}
@@ -44,18 +36,14 @@ var healthChecks = []*Check{
 				return fmt.Errorf("it ended (%s) while a host attended it", p.exit())
 			}
 			return nil
-		},
+		}),
 	},
 	{
 		ID:    "host.gone",
 		Says:  "It ends by itself when no host has attended it for the orphan timeout.",
 		Fix:   "Call the SDK's Main last in main, and keep no child that holds its files open. In another language: end when no Attend stream was open for orphan_timeout_ms.",
 		after: append([]string{"health.first"}, configured...),
-		run: func(ctx context.Context, r *run, c *checking) error {
-			p, err := r.up(ctx, c)
-			if err != nil {
-				return err
-			}
+		run: up(func(ctx context.Context, r *run, c *checking, p *process) error {
 			if _, err := p.attend(ctx, c, orphaned); err != nil {
 				return err
 			}
@@ -68,7 +56,7 @@ var healthChecks = []*Check{
 					time.Since(began).Round(time.Second), orphaned)
 			}
 			return nil
-		},
+		}),
 	},
 }
 

@@ -19,7 +19,7 @@ var listChecks = []*Check{
 		Fix:   "Sort by something that never changes, such as the id, and let the token name the last entry of the page, not its number.",
 		after: stored,
 		last:  true,
-		run:   checkListed,
+		run:   inLab(checkListed),
 	},
 	{
 		ID:    "snapshot.listed",
@@ -28,7 +28,7 @@ var listChecks = []*Check{
 		Fix:   "Sort by something that never changes, such as the id, and let the token name the last entry of the page, not its number.",
 		after: stored,
 		last:  true,
-		run:   checkSnapshotsListed,
+		run:   inLab(checkSnapshotsListed),
 	},
 }
 
@@ -97,11 +97,7 @@ func listed(ctx context.Context, own []string, list lister) error {
 	return nil
 }
 
-func checkListed(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkListed(ctx context.Context, l *lab) error {
 	if !l.fp.Controller.ListVolumes {
 		return skip("needs a driver that lists volumes")
 	}
@@ -119,11 +115,7 @@ func checkListed(ctx context.Context, r *run, c *checking) error {
 	return listed(ctx, own, l.listVolumes)
 }
 
-func checkSnapshotsListed(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkSnapshotsListed(ctx context.Context, l *lab) error {
 	if !l.fp.Controller.CreateDeleteSnapshot || !l.fp.Controller.ListSnapshots {
 		return skip("needs a driver that makes and lists snapshots")
 	}

@@ -26,7 +26,7 @@ var mountChecks = []*Check{
 		Says:  "Staged and published again, a volume is mounted once, and its users notice nothing.",
 		Fix:   "Look into the mount table (/proc/self/mountinfo) before you mount, and leave a mount that is right as it is.",
 		after: stored,
-		run:   checkMountOnce,
+		run:   inLab(checkMountOnce),
 	},
 	{
 		ID:    "mount.gone",
@@ -34,7 +34,7 @@ var mountChecks = []*Check{
 		Says:  "After Unpublish the target path is gone, and after Unstage nothing is mounted at the staging path.",
 		Fix:   "In Unpublish, unmount and then remove the target path, which Publish has made. In Unstage, unmount. Report success only when that is done.",
 		after: stored,
-		run:   checkMountGone,
+		run:   inLab(checkMountGone),
 	},
 	{
 		ID:    "mount.together",
@@ -42,15 +42,11 @@ var mountChecks = []*Check{
 		Says:  "Concurrent calls for one volume succeed or fail with Aborted, and each of them has its own effect.",
 		Fix:   "Hold a lock for each volume while you look at mounts and change them. Unpublish touches no target but its own.",
 		after: append([]string{"mount.once", "mount.gone"}, stored...),
-		run:   checkMountTogether,
+		run:   inLab(checkMountTogether),
 	},
 }
 
-func checkMountOnce(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkMountOnce(ctx context.Context, l *lab) error {
 	v, content, err := l.filled(ctx)
 	if err != nil {
 		return err
@@ -90,11 +86,7 @@ func checkMountOnce(ctx context.Context, r *run, c *checking) error {
 	return nil
 }
 
-func checkMountGone(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkMountGone(ctx context.Context, l *lab) error {
 	v, _, err := l.filled(ctx)
 	if err != nil {
 		return err
@@ -167,11 +159,7 @@ func (l *lab) together(ctx context.Context, calls calls) error {
 	return nil
 }
 
-func checkMountTogether(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkMountTogether(ctx context.Context, l *lab) error {
 	v, err := l.volume()
 	if err != nil {
 		return err

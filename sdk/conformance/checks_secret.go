@@ -23,7 +23,7 @@ var secretChecks = []*Check{
 		Says:  "If a backend's error quotes the request, the secrets in it reach neither the log nor the caller.",
 		Fix:   "Redact the secrets that were sent from the answer before it becomes an error or a log line.",
 		after: configured,
-		run:   checkEcho,
+		run:   up(checkEcho),
 	},
 	{
 		ID:    "secret.log",
@@ -117,11 +117,7 @@ func digest(secret string) []byte {
 	return sum[:8]
 }
 
-func checkEcho(ctx context.Context, r *run, c *checking) error {
-	p, err := r.up(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkEcho(ctx context.Context, r *run, c *checking, p *process) error {
 	// The check has its own marker, so that the other checks do not report the same leak.
 	secret := "3ch0-" + rand.Text()
 	at, _, err := r.echo(c, secret)

@@ -104,11 +104,7 @@ var startChecks = []*Check{
 		Says:  "A restarted host reconnects to the process and gets the same answers.",
 		Fix:   "Do not end when a connection closes, and do not tie configuration or state to a connection.",
 		after: configured,
-		run: func(ctx context.Context, r *run, c *checking) error {
-			p, err := r.up(ctx, c)
-			if err != nil {
-				return err
-			}
+		run: up(func(ctx context.Context, r *run, c *checking, p *process) error {
 			before := r.kind.asked(ctx, p.conn, r.asked())
 			if err := p.conn.Close(); err != nil {
 				return err
@@ -119,7 +115,7 @@ var startChecks = []*Check{
 			}
 			defer conn.Close()
 			return same("before", before, "to the restarted host", r.kind.asked(ctx, conn, r.asked()))
-		},
+		}),
 	},
 }
 

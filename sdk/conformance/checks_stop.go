@@ -71,11 +71,7 @@ var stopChecks = []*Check{
 		Says:  "SIGTERM ends it as Stop does, within 10 s.",
 		Fix:   "Leave SIGTERM to the SDK: do not use signal.Notify or signal.Ignore for it.",
 		after: append([]string{"stop.exit"}, configured...),
-		run: func(ctx context.Context, r *run, c *checking) error {
-			p, err := r.up(ctx, c)
-			if err != nil {
-				return err
-			}
+		run: up(func(ctx context.Context, r *run, c *checking, p *process) error {
 			if err := syscall.Kill(p.pid(), syscall.SIGTERM); err != nil {
 				return fmt.Errorf("send SIGTERM: %w", err)
 			}
@@ -83,7 +79,7 @@ var stopChecks = []*Check{
 				return fmt.Errorf("it still runs %v after SIGTERM", stopTime)
 			}
 			return nil
-		},
+		}),
 	},
 }
 

@@ -23,7 +23,7 @@ var volumeChecks = []*Check{
 		Says:  "A new volume's capacity is within the requested bounds, in the answer and in the published file system.",
 		Fix:   "Make the volume as large as capacity_min demands and no larger than capacity_max, or return OutOfRange. Report the real capacity.",
 		after: stored,
-		run:   checkCapacity,
+		run:   inLab(checkCapacity),
 	},
 	{
 		ID:    "volume.expanded",
@@ -31,7 +31,7 @@ var volumeChecks = []*Check{
 		Says:  "After Expand and ExpandNode the published file system has the new size, and its data.",
 		Fix:   "In ExpandNode, grow the device and then the file system (resize2fs, xfs_growfs). Set node_expansion_required in Expand if that is necessary.",
 		after: append([]string{"data.kept"}, stored...),
-		run:   checkExpanded,
+		run:   inLab(checkExpanded),
 	},
 	{
 		ID:    "volume.same",
@@ -39,7 +39,7 @@ var volumeChecks = []*Check{
 		Says:  "Create with the name of an existing volume returns that volume with its data, or AlreadyExists if the request does not fit it.",
 		Fix:   "Store with a volume what it was made from. Compare capacity, source and parameters before you return an existing volume.",
 		after: append([]string{"data.kept"}, stored...),
-		run:   checkSame,
+		run:   inLab(checkSame),
 	},
 	{
 		ID:    "volume.deleted",
@@ -47,7 +47,7 @@ var volumeChecks = []*Check{
 		Says:  "After Delete the volume is gone: ValidateVolume returns NotFound, List does not have it, and a new volume of its name is empty.",
 		Fix:   "Delete the volume and its data before you report success.",
 		after: append([]string{"work.refuse", "data.kept"}, stored...),
-		run:   checkDeleted,
+		run:   inLab(checkDeleted),
 	},
 	{
 		ID:    "stats.moves",
@@ -55,7 +55,7 @@ var volumeChecks = []*Check{
 		Says:  "VolumeStats follows what is written to the volume.",
 		Fix:   "Ask the published file system (statfs(2) of volume_path) at each call.",
 		after: stored,
-		run:   checkStats,
+		run:   inLab(checkStats),
 	},
 }
 
@@ -107,11 +107,7 @@ func usable(size int64) int64 { return size * 7 / 10 }
 
 const errShared = skip("the volume is a directory of a larger file system, so its capacity cannot be seen")
 
-func checkCapacity(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkCapacity(ctx context.Context, l *lab) error {
 	v, err := l.another()
 	if err != nil {
 		return err
@@ -148,11 +144,7 @@ func checkCapacity(ctx context.Context, r *run, c *checking) error {
 	return nil
 }
 
-func checkExpanded(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkExpanded(ctx context.Context, l *lab) error {
 	if !l.fp.Controller.Expand && !l.fp.Node.Expand {
 		return skip("needs a driver that expands volumes")
 	}
@@ -253,11 +245,7 @@ func (l *lab) expandDevice(ctx context.Context, v *volume, size int64) (onNode b
 	return res.NodeExpansionRequired, err
 }
 
-func checkSame(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkSame(ctx context.Context, l *lab) error {
 	v, err := l.another()
 	if err != nil {
 		return err
@@ -299,11 +287,7 @@ func checkSame(ctx context.Context, r *run, c *checking) error {
 	return v.has("a", content, "after a Create that was refused")
 }
 
-func checkDeleted(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkDeleted(ctx context.Context, l *lab) error {
 	if err := l.creates(); err != nil {
 		return err
 	}
@@ -338,11 +322,7 @@ func checkDeleted(ctx context.Context, r *run, c *checking) error {
 	return v.lacks("a", "after Delete, a new volume of that name has the data of the old one")
 }
 
-func checkStats(ctx context.Context, r *run, c *checking) error {
-	l, err := r.lab(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkStats(ctx context.Context, l *lab) error {
 	if !l.fp.Node.VolumeStats {
 		return skip("needs a driver that reports volume stats")
 	}

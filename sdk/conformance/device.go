@@ -114,14 +114,10 @@ var deviceChecks = []*Check{{
 	Says:  "Each device is reserved for one workload: two ids give two different devices, and an id that is given twice is one device.",
 	Fix:   "Give every device an id of its own, that of the hardware. Refuse a repeated id with InvalidArgument, or use it once.",
 	after: append([]string{"work.repeat"}, worked...),
-	run:   checkApart,
+	run:   up(checkApart),
 }}
 
-func checkApart(ctx context.Context, r *run, c *checking) error {
-	p, err := r.up(ctx, c)
-	if err != nil {
-		return err
-	}
+func checkApart(ctx context.Context, r *run, c *checking, p *process) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	ids, err := healthyDevices(ctx, p.conn)

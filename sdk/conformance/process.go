@@ -131,6 +131,18 @@ func (r *run) up(ctx context.Context, c *checking) (*process, error) {
 	return p, nil
 }
 
+// up makes a check of one that works with a configured process.
+func up(do func(ctx context.Context, r *run, c *checking, p *process) error,
+) func(context.Context, *run, *checking) error {
+	return func(ctx context.Context, r *run, c *checking) error {
+		p, err := r.up(ctx, c)
+		if err != nil {
+			return err
+		}
+		return do(ctx, r, c, p)
+	}
+}
+
 func (p *process) configure(ctx context.Context, config []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()

@@ -200,6 +200,17 @@ func (r *run) lab(ctx context.Context, c *checking) (*lab, error) {
 	return l, err
 }
 
+// inLab makes a check of one that works in a lab.
+func inLab(do func(ctx context.Context, l *lab) error) func(context.Context, *run, *checking) error {
+	return func(ctx context.Context, r *run, c *checking) error {
+		l, err := r.lab(ctx, c)
+		if err != nil {
+			return err
+		}
+		return do(ctx, l)
+	}
+}
+
 // restart kills the process, if there is one, and starts another.
 func (l *lab) restart(ctx context.Context) error {
 	if l.p != nil {
