@@ -88,21 +88,3 @@ func TestWorkloadsComeOneAfterTheOther(t *testing.T) {
 	h.Run("workload", "stop", "four")
 	h.NothingInUse()
 }
-
-// Workloads that would wait for each other are refused, and the error names all of them.
-func TestACycleOfWorkloadsIsRefused(t *testing.T) {
-	t.Parallel()
-	h := testhost.New(t, testhost.LocalDriver(t))
-	h.Start()
-	volume(h, drivers[0], "data", "single-node-single-writer", "")
-	h.Run("workload", "start", following(h, "zero", ""))
-	first := waiting(t, h, following(h, "one", `after = ["zero", "two"]`), "one", "zero")
-	h.Refused(4, []string{"workloads wait for one another", `"two" waits for "one" waits for "two"`}, "workload", "start",
-		following(h, "two", `replaces = ["one"]`))
-	h.Run("workload", "stop", "zero")
-	if err := <-first; err != nil {
-		t.Error(err)
-	}
-	h.Run("workload", "stop", "one")
-	h.NothingInUse()
-}

@@ -188,31 +188,6 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// The agent is killed twice during the storm, and still knows the users of each volume.
-func TestStormOverARestart(t *testing.T) {
-	t.Parallel()
-	s := newStorm(t)
-	s.run(t, 3, func() {
-		for n := range 2 {
-			if err := s.someStarts(20 * int64(n+1)); err != nil {
-				t.Error(err)
-			}
-			s.h.Kill()
-			s.h.Start()
-		}
-	})
-}
-
-// someStarts waits until n more workloads have started.
-func (s *storm) someStarts(n int64) error {
-	for deadline := time.Now().Add(testhost.Wait); s.started.Load() < n; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%d starts in %s", s.started.Load(), testhost.Wait)
-		}
-	}
-	return nil
-}
-
 // A shared volume stays staged across a restart, until its last user stops.
 func TestSharedStagingOverARestart(t *testing.T) {
 	t.Parallel()

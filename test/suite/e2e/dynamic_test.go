@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"errors"
-	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -65,43 +63,4 @@ func TestDynamicDriver(t *testing.T) {
 	h.Run("driver", "deregister", "dyn")
 	h.Refused(3, []string{"dyn"}, "driver", "status", "dyn")
 	h.NothingInUse()
-}
-
-func TestSupervisedDriverIsRestartedAndFoundAgain(t *testing.T) {
-	t.Parallel()
-	h := testhost.New(t, testhost.LocalDriver(t))
-	h.Start()
-	pid := func() int64 {
-		t.Helper()
-		s, err := h.Status()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s.GetDrivers()[0].GetPid()
-	}
-	first := pid()
-	h.Stop()
-	h.Start()
-	if got := pid(); got != first {
-		t.Errorf("after a restart of the agent the driver is process %d, not %d", got, first)
-	}
-	if err := unix.Kill(int(first), unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	h.Eventually("the driver is back", func() error {
-		s, err := h.Status()
-		if err != nil {
-			return err
-		}
-		if d := s.GetDrivers()[0]; d.GetPid() == first || d.GetPid() == 0 || !d.GetHealthy() {
-			return errors.New(d.GetMessage())
-		}
-		return nil
-	})
-	h.Eventually("the plugin and the driver are all that runs", func() error {
-		if left := h.Processes(); len(left) != 2 {
-			return fmt.Errorf("processes %v run", left)
-		}
-		return nil
-	})
 }

@@ -112,16 +112,6 @@ func TestEphemeralVolumeWithoutAJournal(t *testing.T) {
 	h.NothingInUse()
 }
 
-// A driver that is not opened makes no volume for a workload, whatever it could.
-func TestEphemeralVolumeOfADriverThatIsNotOpen(t *testing.T) {
-	t.Parallel()
-	h := testhost.New(t, testhost.LocalDriver(t))
-	h.Start()
-	h.Refused(4, []string{`volume block "scratch"`, `have root write ephemeral_volumes {} in the block csi_driver "local"`},
-		"workload", "start", withScratch(h, drivers[0], "w", ""))
-	h.NothingInUse()
-}
-
 // The workload has a registered volume too: a stop waits for both, a group snapshot is of the registered one.
 func TestEphemeralVolumeBesideARegisteredOne(t *testing.T) {
 	t.Parallel()

@@ -339,21 +339,6 @@ func TestFilesBeneathAMount(t *testing.T) {
 	h.NothingInUse()
 }
 
-// A driver unmounts the wrong path and leaves the workload's mount: the claim stays until the mount
-// is gone.
-func TestSomeoneMountsOverATarget(t *testing.T) {
-	t.Parallel()
-	h, d, _ := faulty(t)
-	c := h.Client()
-	must(t, register(t.Context(), c, d, "v", "single-node-writer"))
-	must(t, start(t.Context(), c, "w", "v"))
-	must(t, unix.Mount("tmpfs", targetPath(h, "w", "v"), "tmpfs", 0, ""))
-	must(t, stop(t.Context(), c, "w"))
-	h.NothingInUse()
-	must(t, startAndStop(t.Context(), c, "w", "v"))
-	h.NothingInUse()
-}
-
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

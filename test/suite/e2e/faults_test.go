@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
@@ -92,85 +91,6 @@ func inEachCall(t *testing.T, fault func(release <-chan struct{}) faultydriver.F
 			}
 		})
 	}
-}
-
-// A volume that was expanded while it was not mounted is expanded on the node for its next user
-// (CSI spec, node_expansion_required).
-func TestExpandedWhileUnused(t *testing.T) {
-	t.Parallel()
-	h, d, id := faulty(t)
-	volume(h, id, "data", "single-node-writer", "")
-	spec := workload(h, "w", "data", "")
-	h.Run("workload", "run", spec, "--", "true")
-	if n := len(d.Calls("NodeExpandVolume")); n != 0 {
-		t.Errorf("a volume that never grew was expanded %d times", n)
-	}
-	h.Run("volume", "expand", "data", "128MiB")
-	h.Run("workload", "run", spec, "--", "true")
-	if n := len(d.Calls("NodeExpandVolume")); n != 1 {
-		t.Errorf("the volume was expanded %d times on the node, want once", n)
-	}
-	h.NothingInUse()
-}
-
-// A volume in use is expanded unless its driver declares that it expands offline alone; where only the node
-// service can expand, it does.
-func TestExpandInUse(t *testing.T) {
-	t.Parallel()
-	silent := faultydriver.Start(t, faultydriver.Config{Mounts: true, Without: []string{"ONLINE"}})
-	offline := faultydriver.Start(t, faultydriver.Config{Mounts: true, Without: []string{"ONLINE"}, Offline: true})
-	nodes := faultydriver.Start(t, faultydriver.Config{Mounts: true, Without: []string{"controller.EXPAND_VOLUME"}})
-	neither := faultydriver.Start(t, faultydriver.Config{Mounts: true, Without: []string{"EXPAND_VOLUME"}})
-	h := testhost.New(t, fmt.Sprintf(`
-csi_driver "silent" { endpoint = %q }
-csi_driver "offline" { endpoint = %q }
-csi_driver "nodes" { endpoint = %q }
-csi_driver "neither" { endpoint = %q }
-`, silent.Endpoint(), offline.Endpoint(), nodes.Endpoint(), neither.Endpoint()))
-	h.Start()
-	for _, tc := range []struct {
-		driver       string
-		d            *faultydriver.Driver
-		byController int
-		onNode       int
-		refused      string
-	}{
-		{"silent", silent, 1, 1, ""},
-		{"offline", offline, 0, 0, "only while nobody uses it"},
-		{"nodes", nodes, 0, 1, ""},
-		{"neither", neither, 0, 0, "neither its controllers nor its nodes can expand volumes"},
-	} {
-		volume(h, driver{id: tc.driver}, tc.driver, "single-node-writer", "")
-		spec := h.Write("w-"+tc.driver+".hcl", fmt.Sprintf(`
-workload %q {
-  volume "data" {
-    source      = %q
-    destination = %q
-  }
-}
-`, tc.driver, tc.driver, h.Path("mnt-"+tc.driver)))
-		h.Run("workload", "start", spec)
-		got := h.Try("volume", "expand", tc.driver, "128MiB")
-		if tc.refused != "" {
-			if got.Code == 0 || !strings.Contains(got.Stderr, tc.refused) {
-				t.Errorf("%s: expand gave %+v", tc.driver, got)
-			}
-		} else if got.Code != 0 {
-			t.Errorf("%s: expand gave %+v", tc.driver, got)
-		}
-		if c, n := len(tc.d.Calls("ControllerExpandVolume")), len(tc.d.Calls("NodeExpandVolume")); c != tc.byController ||
-			n != tc.onNode {
-			t.Errorf("%s: ControllerExpandVolume was called %d times and NodeExpandVolume %d times, want %d and %d",
-				tc.driver, c, n, tc.byController, tc.onNode)
-		}
-		for _, c := range tc.d.Calls("NodeExpandVolume") {
-			if size := c.Request.(*csi.NodeExpandVolumeRequest).GetCapacityRange().GetRequiredBytes(); size != 128<<20 {
-				t.Errorf("%s: the node was asked for %d bytes", tc.driver, size)
-			}
-		}
-		h.Run("workload", "stop", spec)
-	}
-	h.NothingInUse()
 }
 
 // A driver gets as many volumes on a node as it takes. The refusal names who has them, and the driver is not asked.

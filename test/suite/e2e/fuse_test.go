@@ -167,33 +167,6 @@ func TestDriverInUseIsNotRestarted(t *testing.T) {
 	})
 }
 
-// A driver that is gone from the configuration stays as long as it is in use, and its child as long as its mount.
-func TestDriverGoneFromTheConfigurationInUse(t *testing.T) {
-	t.Parallel()
-	h := newFuseHost(t)
-	first := h.driver()
-	text, err := os.ReadFile(h.Path("agent.hcl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, _, _ := strings.Cut(string(text), "csi_driver")
-	h.Write("agent.hcl", before+"\nports {\n  http = 0\n}\n")
-	h.Stop()
-	h.Start()
-	if d := h.driver(); d.GetPid() != first.GetPid() {
-		t.Errorf("it is %v, want process %d", d, first.GetPid())
-	}
-	h.write("second")
-	h.Run("workload", "stop", "w")
-	h.Eventually("it is gone", func() error {
-		if err := syscall.Kill(int(first.GetPid()), 0); !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("process %d is there", first.GetPid())
-		}
-		return nil
-	})
-	h.NothingInUse()
-}
-
 // The server of a volume was killed, and then its driver does not answer any more. An operator's force ends the
 // release, but not while a process has a file of it open.
 func TestForcedStopOfADeadFileSystem(t *testing.T) {

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -130,70 +128,6 @@ func TestMeshStoppedInTheMiddle(t *testing.T) {
 		}
 		m.works(spec)
 		m.noGoroutineOf(workloadGoroutines...)
-	})
-}
-
-// Consul executes a request after its caller has gone, because a workload is stopped while Consul's process
-// is suspended.
-func TestMeshConsulAnswersLate(t *testing.T) {
-	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
-		m.works(spec) // opens the connections
-		before := m.proxy.Count(m.asks.Method, m.asks.Path)
-		m.proxy.Add(m.asks, consul.Stall())
-		starting := m.background("workload", "start", spec)
-		m.awaitRequest(m.asks, before+1)
-		m.consul.Pause(0)
-		m.proxy.Clear() // the request is now in flight
-		stopped := m.background("workload", "stop", spec)
-		m.ends(starting, 1, "given up")
-		m.consul.Resume(0)
-		m.ends(stopped, 0)
-		m.nothingAtAll()
-		m.works(spec)
-	})
-}
-
-// Each plugin is killed while Consul works on its request. The start or the stop continues with the next
-// plugin process.
-func TestMeshPluginDiesInTheMiddleOfACall(t *testing.T) {
-	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
-		for name, c := range map[string]struct {
-			plugin, command string
-			at              consul.Match
-		}{
-			"register":  {"consul-services", "start", consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/register"}},
-			"identify":  {"sids", "start", m.asks},
-			"read back": {"sids", "start", consul.Match{Method: http.MethodGet, Path: "/v1/acl/token/self"}},
-			"bootstrap": {"envoy-bootstrap", "start", consul.Match{Method: http.MethodGet, Path: "/v1/agent/service/"}},
-			"revoke":    {"sids", "stop", m.ending()},
-			"deregister": {
-				"consul-services", "stop",
-				consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/deregister/"},
-			},
-		} {
-			t.Run(name, func(t *testing.T) {
-				m.in(t)
-				if c.command == "stop" {
-					m.Run("workload", "start", spec)
-				}
-				before := m.proxy.Count(c.at.Method, c.at.Path)
-				once := c.at
-				once.Times = 1
-				m.proxy.Add(once, hang)
-				done := m.background("workload", c.command, spec)
-				m.awaitRequest(c.at, before+1)
-				if err := unix.Kill(m.pluginPID(c.plugin), unix.SIGKILL); err != nil {
-					t.Fatal(err)
-				}
-				m.ends(done, 0)
-				m.proxy.Clear()
-				if c.command == "start" {
-					m.isUp("w")
-					m.Run("workload", "stop", spec)
-				}
-				m.nothingAtAll()
-			})
-		}
 	})
 }
 

@@ -238,22 +238,6 @@ func (m *faultyMesh) find(id string) (*hostv1.Workload, error) {
 	return answer.GetWorkload(), nil
 }
 
-// pluginPID returns the process id of a plugin.
-func (m *faultyMesh) pluginPID(name string) int {
-	m.t.Helper()
-	s, err := m.Status()
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	for _, p := range s.GetPlugins() {
-		if p.GetName() == name {
-			return int(p.GetPid())
-		}
-	}
-	m.t.Fatalf("no plugin is named %q", name)
-	return 0
-}
-
 // noGoroutineOf ends the agent with a dump of its goroutines, and checks that none belongs to a
 // workload.
 func (m *faultyMesh) noGoroutineOf(words ...string) {

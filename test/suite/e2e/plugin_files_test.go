@@ -42,24 +42,3 @@ func TestThePluginsFileIsDeleted(t *testing.T) {
 	h.Run("plugin", "remove", "csi-bridge")
 	h.Refused(3, []string{"csi-bridge"}, "plugin", "status", "csi-bridge")
 }
-
-// A device plugin's file is there under a second name: each device is there once, and goes to one workload.
-func TestADevicePluginsFileIsThereTwice(t *testing.T) {
-	t.Parallel()
-	h := withDevices(t)
-	must(t, os.Link(filepath.Join(h.PluginDir, "pseudodevices"), filepath.Join(h.PluginDir, "a-copy")))
-	h.Eventually("the second one is refused", func() error {
-		if out := h.Run("plugin", "status", "a-copy"); !strings.Contains(out, "remove "+filepath.Join(h.PluginDir, "a-copy")) {
-			return errors.New(out)
-		}
-		return nil
-	})
-	if out := h.Run("device", "list"); strings.Contains(out, "a-copy") || strings.Count(out, "full-0") != 1 {
-		t.Errorf("the devices:\n%s", out)
-	}
-	h.Run("workload", "start", deviceWorkload(h, "first", "pannier/pseudo/full", 1, ""))
-	h.Refused(4, []string{`"full-0" is held by workload "first"`}, "workload", "start",
-		deviceWorkload(h, "second", "pannier/pseudo/full", 1, ""))
-	h.Run("workload", "stop", "first")
-	h.NothingInUse()
-}

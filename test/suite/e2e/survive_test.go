@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,48 +88,6 @@ func TestCLIIsKilledWhileTheHostIsAway(t *testing.T) {
 	h.NothingInUse()
 }
 
-func TestPluginIsKilled(t *testing.T) {
-	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
-		volume(h, d, "data", "single-node-writer", "")
-		h.Run("workload", "start", workload(h, "w", "data", ""))
-		s, err := h.Status()
-		if err != nil {
-			t.Fatal(err)
-		}
-		killed := s.GetPlugins()[0].GetPid()
-		if err := unix.Kill(int(killed), unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		h.Run("workload", "stop", "w")
-		h.NothingInUse()
-		if s, err = h.Status(); err != nil {
-			t.Fatal(err)
-		}
-		if now := s.GetPlugins()[0]; now.GetPid() == killed || now.GetRestarts() != 1 {
-			t.Errorf("after the kill the plugin is process %d with %d restarts", now.GetPid(), now.GetRestarts())
-		}
-	})
-}
-
-func TestDriverIsKilled(t *testing.T) {
-	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
-		volume(h, d, "data", "single-node-writer", "")
-		h.Run("workload", "start", workload(h, "w", "data", ""))
-		s, err := h.Status()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Kill(int(s.GetDrivers()[0].GetPid()), unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		h.Run("workload", "stop", "w")
-		h.NothingInUse()
-		if got := h.Run("events", "-recent", "1000"); !strings.Contains(got, "unhealthy") {
-			t.Errorf("no event tells of the driver's health:\n%s", got)
-		}
-	})
-}
-
 // A stop while the driver is down reports that, continues in the background, and finishes when the driver is
 // back.
 func TestStopWhileTheDriverIsDown(t *testing.T) {
@@ -197,46 +154,4 @@ func TestJournalIsLost(t *testing.T) {
 		h.Start()
 		h.NothingInUse()
 	})
-}
-
-func TestBadInputChangesNothing(t *testing.T) {
-	t.Parallel()
-	h := testhost.New(t, testhost.LocalDriver(t))
-	h.Start()
-	long := strings.Repeat("x", 129)
-	good := volumeSpec(drivers[0], "good", "single-node-writer", "file-system", "")
-	for name, c := range map[string]struct{ spec, want string }{
-		"unknown key":   {good + "colour = \"red\"\n", "colour"},
-		"wrong type":    {strings.Replace(good, `capacity_min = "64MiB"`, `capacity_min = ["64MiB"]`, 1), "capacity_min"},
-		"no id":         {strings.Replace(good, `id           = "good"`, "", 1), "id"},
-		"no plugin_id":  {strings.Replace(good, `plugin_id    = "local"`, "", 1), "plugin_id"},
-		"traversal":     {strings.Replace(good, `"good"`, `"../good"`, 1), "id"},
-		"long id":       {strings.Replace(good, `"good"`, fmt.Sprintf("%q", long), 1), "129"},
-		"bad mode":      {strings.Replace(good, "single-node-writer", "everybody", 1), "access_mode"},
-		"two sources":   {good + "clone_id = \"a\"\nsnapshot_id = \"b\"\n", "snapshot_id"},
-		"no capability": {strings.Split(good, "capability")[0], "capability"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := h.Write("bad.hcl", c.spec)
-			h.Refused(2, []string{"bad.hcl", c.want}, "volume", "create", path)
-			h.Refused(2, []string{"bad.hcl", c.want}, "volume", "register", path)
-		})
-	}
-	same := `
-workload "w" {
-  volume "a" {
-    source      = "one"
-    destination = "/mnt/x"
-  }
-  volume "b" {
-    source      = "two"
-    destination = "/mnt/x"
-  }
-}`
-	h.Refused(2, []string{"bad.hcl:9", "destination"}, "workload", "start", h.Write("bad.hcl", same))
-	h.Refused(3, []string{"nowhere"}, "workload", "start", workload(h, "w", "nowhere", ""))
-	if got := h.Run("volume", "status", "-o", "json"); strings.Contains(got, `"id"`) {
-		t.Errorf("something was written:\n%s", got)
-	}
-	h.NothingInUse()
 }

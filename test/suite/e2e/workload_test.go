@@ -34,20 +34,6 @@ func TestWorkloadUsesItsVolumeAndGivesItBack(t *testing.T) {
 	})
 }
 
-func TestReadOnly(t *testing.T) {
-	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
-		volume(h, d, "data", "single-node-writer", "")
-		h.Run("workload", "run", workload(h, "w", "data", ""), "--", "touch", h.Path("mnt")+"/file")
-		ro := workload(h, "r", "data", "read_only = true")
-		h.Run("workload", "run", ro, "--", "test", "-e", h.Path("mnt")+"/file")
-		r := h.Try("workload", "run", ro, "--", "touch", h.Path("mnt")+"/other")
-		if r.Code == 0 || !strings.Contains(r.Stderr, "Read-only") {
-			t.Errorf("a write to a read-only volume gave exit code %d: %s", r.Code, r.Stderr)
-		}
-		h.NothingInUse()
-	})
-}
-
 func TestExitCodeAndSignalsArePassedOn(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -108,45 +94,6 @@ func TestStartPrintsTheMounts(t *testing.T) {
 		h.Run("workload", "stop", spec) // repeated: nothing to do
 		h.NothingInUse()
 	})
-}
-
-func TestSharedVolumeIsStagedOnceAndKeptForTheLast(t *testing.T) {
-	t.Parallel()
-	h := testhost.New(t, testhost.LocalDriver(t))
-	h.Start()
-	volume(h, drivers[0], "data", "single-node-multi-writer", "")
-	for n := range 3 {
-		h.Run("workload", "start", workload(h, fmt.Sprintf("w%d", n), "data", ""))
-	}
-	if got := len(h.Loops()); got != 1 {
-		t.Errorf("%d loop devices for one volume", got)
-	}
-	if got := len(h.Mounts()); got != 4 {
-		t.Errorf("mounts are %q, want one staging and three", h.Mounts())
-	}
-	h.Run("workload", "stop", "w0")
-	h.Kill()
-	h.Start()
-	h.Run("workload", "stop", "w1")
-	if got := len(h.Mounts()); got != 2 {
-		t.Errorf("mounts are %q, want one staging and one", h.Mounts())
-	}
-	h.Run("workload", "stop", "w2")
-	h.NothingInUse()
-}
-
-func TestBlockDevice(t *testing.T) {
-	t.Parallel()
-	h := testhost.New(t, testhost.LocalDriver(t))
-	h.Start()
-	h.Run("volume", "create", h.Write("raw.hcl", volumeSpec(drivers[0], "raw", "single-node-writer", "block-device", "")))
-	spec := workload(h, "w", "raw", "")
-	h.Run("workload", "run", spec, "--", "sh", "-c",
-		"printf block | dd of="+h.Path("mnt")+" conv=notrunc status=none && test -b "+h.Path("mnt"))
-	if got := h.Run("workload", "run", spec, "--", "head", "-c", "5", h.Path("mnt")); got != "block" {
-		t.Errorf("read %q", got)
-	}
-	h.NothingInUse()
 }
 
 func TestSeveralVolumesAllOrNone(t *testing.T) {
