@@ -1,12 +1,14 @@
-// Package powerloss gives tests a disk that loses its power. Tests need root.
+// Package powerloss gives tests a disk that loses its power, and freezes file systems. Tests need root.
 package powerloss
 
 import (
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -89,4 +91,28 @@ func run(t testing.TB, name string, args ...string) string {
 		t.Fatalf("%s %v: %v", name, args, err)
 	}
 	return strings.TrimSpace(string(out))
+}
+
+// Freeze suspends all writes to the file system of a directory until thaw or the end of the test. A process of its own
+// freezes and thaws: it thaws when its input ends, so also when the test's process panics or is killed. Else the threads
+// of that process which write to the file system would keep it from ending, for ever.
+func Freeze(t testing.TB, dir string) (thaw func()) {
+	t.Helper()
+	cmd := exec.Command("sh", "-ec", `fsfreeze --freeze "$1"; echo frozen; read end || fsfreeze --unfreeze "$1"`, "sh", dir)
+	cmd.Stderr = os.Stderr
+	end, err := cmd.StdinPipe()
+	check.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	check.NoError(t, err)
+	check.NoError(t, cmd.Start())
+	thaw = sync.OnceFunc(func() {
+		if err := errors.Join(end.Close(), cmd.Wait()); err != nil {
+			t.Errorf("thaw %s: %v", dir, err)
+		}
+	})
+	t.Cleanup(thaw)
+	if _, err := io.ReadFull(out, make([]byte, len("frozen\n"))); err != nil {
+		t.Fatalf("freeze %s: %v", dir, err)
+	}
+	return thaw
 }

@@ -6,10 +6,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/powerloss"
 )
 
 // Disk is a small file system of a host's own, at its data directory.
@@ -65,22 +66,8 @@ func (d *Disk) Leave(free int64) {
 	}
 }
 
-// Freeze suspends all writes to the disk (ioctl_fifreeze(2)), until end or the end of the test.
+// Freeze suspends all writes to the disk, until end or the end of the test.
 func (d *Disk) Freeze() (end func()) {
 	d.t.Helper()
-	dir, err := os.Open(d.dir)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	const freeze, thaw = 0xc0045877, 0xc0045878 // FIFREEZE, FITHAW
-	if err := unix.IoctlSetInt(int(dir.Fd()), freeze, 0); err != nil {
-		d.t.Fatalf("freeze %s: %v", d.dir, errors.Join(err, dir.Close()))
-	}
-	end = sync.OnceFunc(func() {
-		if err := errors.Join(unix.IoctlSetInt(int(dir.Fd()), thaw, 0), dir.Close()); err != nil {
-			d.t.Errorf("thaw %s: %v", d.dir, err)
-		}
-	})
-	d.t.Cleanup(end)
-	return end
+	return powerloss.Freeze(d.t, d.dir)
 }

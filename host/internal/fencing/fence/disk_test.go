@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/internal/procfs"
+	"github.com/pannier/pannier/test/lib/powerloss"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -29,22 +29,6 @@ func diskOfItsOwn(t *testing.T, fstype string) string {
 	return endFence(t, disk)
 }
 
-// freeze makes every write to a file system wait (ioctl_fsfreeze(2)) until the returned function is called. It is
-// thawed even if the test's process is killed: the shell then reads the end of its input.
-func freeze(t *testing.T, dir string) (thaw func()) {
-	t.Helper()
-	cmd := exec.Command("sh", "-ec", "fsfreeze --freeze $1; echo ready; read x || fsfreeze --unfreeze $1", "sh", dir)
-	end, err := cmd.StdinPipe()
-	must(t, err)
-	c := start(t, cmd)
-	thaw = func() {
-		_ = end.Close()
-		<-c.ended
-	}
-	t.Cleanup(thaw)
-	return thaw
-}
-
 // The fence acts, and its agent can still send it a new deadline, while every write to its folder hangs.
 func TestDiskThatHangs(t *testing.T) {
 	if !inOwnNamespace(t) {
@@ -55,7 +39,7 @@ func TestDiskThatHangs(t *testing.T) {
 	update(t, c, func(c Change) { c.Protect(v.mounts...) })
 	fence := fencePID(t, dir)
 	w := writer(t, filepath.Join(v.target, "times"))
-	thaw := freeze(t, dir)
+	thaw := powerloss.Freeze(t, dir)
 	deadline := boottime.Now().Add(2 * time.Second)
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
