@@ -22,8 +22,9 @@ type mutant struct {
 	name string
 	// promise is the promise that it breaks.
 	promise string
-	// file has the text old exactly once; new takes its place.
-	file, old, new string
+	// in is the folder of a package, such as cluster/state, and decl the name of a declaration in it: a function, a method
+	// as T.name, a type, a variable or a constant. It has the code old exactly once; new takes its place.
+	in, decl, old, new string
 	// pkg is the package, such as ./cluster/state, with the test that must fail; run is the regexp of go test's -run.
 	pkg, run string
 	// args are flags of the test binary.

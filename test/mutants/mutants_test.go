@@ -28,7 +28,7 @@ func TestTable(t *testing.T) {
 		if m.promise == "" || m.old == m.new {
 			t.Errorf("mutant %s breaks no promise, or changes nothing", m.name)
 		}
-		if _, err := m.apply(root); err != nil {
+		if _, _, err := m.apply(root); err != nil {
 			t.Error(err)
 		}
 		if err := gotest.Check(filepath.Join(root, m.pkg), m.run); err != nil {
@@ -108,7 +108,7 @@ func TestVerdicts(t *testing.T) {
 func TestPlant(t *testing.T) {
 	s := &session{root: testbin.Root(), dir: t.TempDir(), plain: map[string]func() verdict{}}
 	m := mutant{
-		name: "a", file: "cluster/claim/rules.go", old: "func nobodyElse(_, _ *Claim) bool    { return true }",
+		name: "a", in: "cluster/claim", decl: "nobodyElse", old: "func nobodyElse(_, _ *Claim) bool    { return true }",
 		pkg: claimPkg, run: "^TestModeTable$",
 	}
 	for new, want := range map[string]verdict{

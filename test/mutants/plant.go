@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,18 +32,18 @@ type verdict struct {
 
 // plant tests one mutant.
 func (s *session) plant(ctx context.Context, m mutant) verdict {
-	changed, err := m.apply(s.root)
+	path, changed, err := m.apply(s.root)
 	if err != nil {
 		return verdict{why: err.Error()}
 	}
 	dir := filepath.Join(s.dir, m.name)
-	overlay, err := m.overlay(s.root, dir, changed)
+	overlay, err := m.overlay(path, dir, changed)
 	if err != nil {
 		return verdict{why: err.Error()}
 	}
 	defer os.RemoveAll(dir)
 	env := []string{"GOFLAGS=" + overlay, "PANNIER_TEST_BIN=" + filepath.Join(dir, "bin"), "PANNIER_TEST_RUN="}
-	build := s.command(ctx, env, "go", "build", "./"+filepath.Dir(m.file))
+	build := s.command(ctx, env, "go", "build", "./"+m.in)
 	if out, err := build.CombinedOutput(); err != nil {
 		return verdict{why: fmt.Sprintf("it does not build: %v: %s", err, out)}
 	}
@@ -78,26 +77,14 @@ func (m mutant) runs() (all [][]string) {
 	return all
 }
 
-// apply returns the content of the mutant's file with the bug.
-func (m mutant) apply(root string) ([]byte, error) {
-	text, err := os.ReadFile(filepath.Join(root, m.file))
-	if err != nil {
-		return nil, err
-	}
-	if n := bytes.Count(text, []byte(m.old)); n != 1 {
-		return nil, fmt.Errorf("%s has the text to replace %d times, not once: change mutant %s with the code", m.file, n,
-			m.name)
-	}
-	return bytes.Replace(text, []byte(m.old), []byte(m.new), 1), nil
-}
-
-// overlay writes the changed file into dir, and returns the flag with which the go command reads it.
-func (m mutant) overlay(root, dir string, changed []byte) (flag string, err error) {
+// overlay writes the changed content of the file at path into dir, and returns the flag with which the go command reads
+// it.
+func (m mutant) overlay(path, dir string, changed []byte) (flag string, err error) {
 	if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o755); err != nil {
 		return "", err
 	}
-	file, list := filepath.Join(dir, filepath.Base(m.file)), filepath.Join(dir, "overlay.json")
-	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(root, m.file): file}})
+	file, list := filepath.Join(dir, filepath.Base(path)), filepath.Join(dir, "overlay.json")
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{path: file}})
 	if err != nil {
 		return "", err
 	}
@@ -124,11 +111,14 @@ func (s *session) unmutated(ctx context.Context, m mutant, args []string) verdic
 // passes is the usual reason why a mutant is not caught.
 const passes = "the test passes"
 
-// timeout bounds one run of a test.
+// timeout bounds one run of a test. A run that has not even ended a minute later is given up: its process may hang in
+// the kernel.
 const timeout = 5 * time.Minute
 
 // goTest runs the mutant's test once. caught: a test failed, by an assertion.
 func (s *session) goTest(ctx context.Context, env []string, m mutant, args []string) verdict {
+	ctx, cancel := context.WithTimeout(ctx, timeout+time.Minute)
+	defer cancel()
 	cmd := s.command(ctx, env, "go", append([]string{
 		"test", "-json", "-count=1", "-failfast", "-vet=off", "-timeout", timeout.String(), "-run", m.run, m.pkg,
 	}, args...)...)

@@ -8,9 +8,9 @@ const chaosPkg = "./test/suite/chaos"
 var onlyInChaos = []mutant{
 	{
 		name: "released-at-the-leases-end", promise: "a node's claims stand until its fence has surely acted",
-		file: "host/internal/fencing/lease/timeouts.go",
-		old:  "return l.StopAfter + l.Margin }",
-		new:  "return l.StopAfter }",
+		in: "host/internal/fencing/lease", decl: "ReleaseAfter",
+		old: "return l.StopAfter + l.Margin }",
+		new: "return l.StopAfter }",
 	},
 }
 
