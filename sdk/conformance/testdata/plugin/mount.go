@@ -156,6 +156,9 @@ func (v *volumes) Unpublish(ctx context.Context, d storage.Driver, vol storage.V
 		return status.Error(codes.FailedPrecondition, "this process has not published it")
 	case v.mode == "leaves-mount":
 		return nil
+	case v.mode == "waits" && during("data.kept", vol) && os.Mkdir(filepath.Join(v.state, "waiting"), 0o700) == nil:
+		<-ctx.Done()
+		return ctx.Err()
 	case v.mode == "loses-at-unpublish" && mounted(target):
 		_ = empty(target) // fails if it is read-only
 	case copied && mounted(target):
