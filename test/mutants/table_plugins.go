@@ -79,7 +79,7 @@ var plugins = []mutant{
 		in: "plugins/sids/internal/tokens", decl: "Issuer.end",
 		old: "		case consul.NoSuchToken(err):\n",
 		new: "		case consul.NoSuchToken(err) || err == nil:\n",
-		pkg: "./plugins/sids/internal/tokens", run: "^TestRevokeDuringARestart$",
+		pkg: "./plugins/sids/internal/tokens", run: "^TestRevokeWithAnOldAnswer$",
 	},
 	{
 		name: "refusal-unread", promise: "a Consul that has just restarted is asked again about a token that it does not know",
