@@ -17,20 +17,6 @@ var ofMounts = []mutant{
 		pkg: "./host/internal/system/mountuse", run: "^TestDetached$",
 	},
 	{
-		name: "made-before-the-journal", promise: "the directories of a start that a crash interrupts are removed",
-		in: "host/internal/workload", decl: "run.claim",
-		old: "	if err := r.flush(); err != nil { // the intent, with the paths that are made from now on\n		return err\n	}\n",
-		new: "",
-		pkg: workloadPkg, run: "^TestTheHostEndsWhileDirectoriesAreMade$",
-	},
-	{
-		name: "made-and-refused", promise: "a start that is refused leaves nothing",
-		in: "host/internal/workload/volumesteps", decl: "Steps.Claim",
-		old: "			err = errors.Join(err, s.removeEmptied(ctx, set, nil))\n",
-		new: "			set.making.Wait()\n",
-		pkg: workloadPkg, run: "^TestARefusedClaimIsNotUndone$",
-	},
-	{
 		name: "published-with-rights", promise: "set-user-ID programs and device files in a volume have no effect",
 		in: "host/internal/workload/volumesteps", decl: "Steps.restrict",
 		old: "	if !v.SUID() {\n",

@@ -3,8 +3,6 @@ package workload
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -237,30 +235,6 @@ func TestAWorkloadThatCannotBeBroughtBackIsReleased(t *testing.T) {
 	check.NoError(t, unix.Unmount(target, 0))
 	h = h.next(t)
 	h.on("publish:before", 0, fail(1))
-	h.open(t)
-	if w := h.ended(t, "w"); w.State != Failed {
-		t.Errorf("it is %s: %s", w.State, w.Message)
-	}
-	h.clean(t)
-}
-
-// The directories of mounts are made while the ledger takes the claims. A host that ends meanwhile has them in its
-// journal: they are removed if the start cannot go on.
-func TestTheHostEndsWhileDirectoriesAreMade(t *testing.T) {
-	h := newHost(t)
-	h.volume(t, full, "a")
-	held := newGate()
-	h.on("claim:before", 1, held.hold)
-	go func() { _, _ = h.Start(context.Background(), spec("w", "a"), Options{}) }()
-	held.await(t)
-	for _, dir := range []string{
-		h.Layout.Staging(full, volumeRef("a"), usage()),
-		filepath.Dir(h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a")),
-	} {
-		check.Eventually(t, dir+" is made", func() bool { _, err := os.Stat(dir); return err == nil })
-	}
-	h = h.next(t)
-	check.NoError(t, h.ledger.change(func(s *ledgerState) error { s.Volumes = nil; return nil }))
 	h.open(t)
 	if w := h.ended(t, "w"); w.State != Failed {
 		t.Errorf("it is %s: %s", w.State, w.Message)

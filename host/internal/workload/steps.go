@@ -167,7 +167,7 @@ func (r *run) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.flush(); err != nil { // the intent, with the paths that are made from now on
+	if err := r.flush(); err != nil { // the intent
 		return err
 	}
 	number, err := r.m.volumes.Claim(ctx, r.volumes, r.inLedger(), want, tokens)

@@ -1,12 +1,9 @@
 package volumesteps
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -92,51 +89,6 @@ func (s *Steps) clearPath(ref claim.VolumeRef, path string) error {
 		return nil
 	}
 	return err
-}
-
-// removeEmptied removes the paths that were made for volumes or where they were mounted, except those of keep.
-func (s *Steps) removeEmptied(ctx context.Context, set *Set, keep []claim.VolumeRef) (err error) {
-	set.making.Wait()
-	for _, v := range set.Volumes {
-		if slices.Contains(keep, v.Ref) {
-			continue
-		}
-		for _, path := range v.Emptied {
-			err = errors.Join(err, s.removeUnused(ctx, v, path, s.Layout.Remove))
-		}
-		for _, path := range v.Made {
-			if slices.Contains(v.Emptied, path) {
-				continue
-			}
-			failed := s.removeUnused(ctx, v, path, s.Layout.RemoveDir)
-			if failed != nil && ctx.Err() == nil { // such as a link on the way, of which the start has told
-				s.Log.Warn("a directory that was made for a volume cannot be removed", "volume", v.Ref, "error", failed)
-				continue
-			}
-			err = errors.Join(err, failed)
-		}
-	}
-	return err
-}
-
-// removeUnused removes a path with remove, unless files stay there, or another workload has the volume staged there.
-func (s *Steps) removeUnused(ctx context.Context, v *Volume, path string, remove func(path string) error) error {
-	if filepath.Dir(path) == s.Layout.StagingOf(v.Driver, v.Ref) {
-		bounded, cancel := context.WithTimeout(ctx, leftoverWait)
-		defer cancel()
-		unlock, err := s.Locks.lock(bounded, v.Ref)
-		if err != nil {
-			return context.Cause(ctx) // nil: another workload stages it
-		}
-		defer unlock()
-		if u, err := s.loadUsers(stagings, attachmentKey(v.Ref)+"/"+filepath.Base(path)); err != nil || u != nil {
-			return err
-		}
-	}
-	if err := remove(path); !errors.Is(err, mounts.ErrHoldsData) {
-		return err
-	}
-	return nil
 }
 
 // setAside moves the files at a path where nothing is mounted any more, and says where they are.

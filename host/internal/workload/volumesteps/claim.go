@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
-	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
 // ErrClaimsLost says that the ledger has released claims that the workload had.
@@ -38,49 +35,19 @@ func (s *Steps) Want(ctx context.Context, set *Set) (want []claim.Claim, err err
 
 // Claim takes all claims in one ledger command: all or none. The same command records the
 // tokens that Consul will be asked for. It returns the run's number in the ledger where the
-// ledger has accepted the command, also with an error. The journal has what Want has recorded: the directories of the
-// mounts are made while the ledger writes, and removed when it refuses.
+// ledger has accepted the command, also with an error.
 func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim.Claim,
 	tokens []claim.Token,
 ) (number uint64, err error) {
-	s.makePaths(set)
 	epoch := s.Lease.Epoch() // before: a claim that is granted now is not released later under it
 	started, err := s.Ledger.StartWorkload(ctx, run, want, tokens)
 	if err != nil {
-		err = fmt.Errorf("claim its volumes on node %q: %w", s.Node, err)
-		if step.Refused(err) {
-			err = errors.Join(err, s.removeEmptied(ctx, set, nil))
-		}
-		return 0, err
+		return 0, fmt.Errorf("claim its volumes on node %q: %w", s.Node, err)
 	}
 	if err := set.granted(started, epoch); err != nil {
 		return started.Run, err
 	}
 	return started.Run, s.checkLimits(ctx, set, started.Run)
-}
-
-// makePaths makes the directories of the mounts, beside what the caller does. The steps that need them make what is
-// missing, and say why.
-func (s *Steps) makePaths(set *Set) {
-	var all []string
-	for _, v := range set.Volumes {
-		all = append(all, v.Made...)
-	}
-	set.making.Add(1)
-	s.flights.Go(func() {
-		defer set.making.Done()
-		for _, path := range all {
-			_ = s.Layout.Make(path)
-		}
-	})
-}
-
-// paths are the directories that the host makes for the mounts of v.
-func (v *Volume) paths() (all []string) {
-	if v.Stages() {
-		all = append(all, v.Staging)
-	}
-	return append(all, filepath.Dir(v.Target))
 }
 
 // granted records what the ledger has granted. A start that continues after the host was away must
@@ -150,7 +117,6 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 			v.Staging = s.Layout.Staging(v.Driver, v.Ref, usage)
 		}
 		v.Target = s.Layout.Target(v.Driver, v.workload, v.Ref, usage, v.Request.Name)
-		v.Made = v.paths()
 	})
 	mode := claim.Write
 	if usage.ReadOnly {
@@ -265,15 +231,11 @@ func (s *Steps) Release(ctx context.Context, set *Set) error {
 	}
 	left = append(left, stay...)
 	clean = slices.DeleteFunc(clean, func(c claim.Claim) bool { return slices.Contains(stay, c.Volume) })
-	var removing sync.WaitGroup
-	var removed error
-	removing.Go(func() { removed = s.removeEmptied(ctx, set, left) }) // beside the ledger, which waits for a disk too
 	freed := s.free(ctx, set, clean, len(left) == 0)
-	removing.Wait()
 	if len(left) > 0 && freed == nil {
 		freed = fmt.Errorf("workload %q keeps %v until their mounts are gone", set.Ref(), left)
 	}
-	if err = errors.Join(err, freed, removed); err != nil {
+	if err = errors.Join(err, freed); err != nil {
 		return err
 	}
 	_, err = s.stillMounted(ctx, set, nil)

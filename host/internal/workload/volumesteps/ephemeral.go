@@ -69,7 +69,6 @@ func (s *Steps) prepareEphemeral(ctx context.Context, v *Volume) error {
 		v.driver, v.info = d, info
 		v.Driver, v.Usage, v.Options = d.ID, usage, v.Request.MountOptions
 		v.Target = s.Layout.Target(v.Driver, v.workload, v.Ref, usage, v.Request.Name)
-		v.Made = v.paths()
 	})
 	return nil
 }

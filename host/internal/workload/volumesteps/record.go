@@ -52,11 +52,6 @@ type Record struct {
 	// unmounted lazily is in no table, and processes may still use it.
 	Elsewhere []int `json:"elsewhere,omitempty"`
 
-	// Made are the directories that are made for the mounts while the ledger takes the claims, from before they are made.
-	// Emptied are the paths where the volume was mounted and is not any more. Release removes all of them.
-	Made    []string `json:"made,omitempty"`
-	Emptied []string `json:"emptied,omitempty"`
-
 	// ForcedBy is the operator for whom the host has unmounted the volume without its driver; empty: it has not.
 	ForcedBy string `json:"forced_by,omitempty"`
 }

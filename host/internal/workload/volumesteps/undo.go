@@ -3,7 +3,6 @@ package volumesteps
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -45,12 +44,8 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	if waits != nil {
 		return waits
 	}
-	if v.set == nil {
-		if err := s.removeEmpty(m.Path); err != nil {
-			return err
-		}
-	} else if !slices.Contains(v.Emptied, m.Path) {
-		v.set.Update(func() { v.Emptied = append(v.Emptied, m.Path) })
+	if err := s.removeEmpty(m.Path); err != nil {
+		return err
 	}
 	if !v.guarded() {
 		return nil

@@ -135,8 +135,6 @@ type Set struct {
 
 	epoch uint64 // of the lease under which the claims were last seen in the ledger
 	check bool   // nothing is started: drivers are not waited for
-
-	making sync.WaitGroup // see makePaths
 }
 
 // NewSet makes the volumes of a workload from their records.
