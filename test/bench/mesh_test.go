@@ -75,7 +75,7 @@ func measureMesh(b *testing.B, r *table.Section) {
 		least = append(least, atOnce)
 	}
 	r.Add(
-		start.Row("start, p50", 0.5).Most(8),
+		start.Row("start, p50", 0.5).Most(12),
 		start.Row("start, p99", 0.99),
 		least.Row("Consul's API alone, the same requests as much at once as they can be, p50", 0.5),
 		steps["claim"].Row("of that claim, with the token's intent, p50", 0.5),

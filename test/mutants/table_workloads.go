@@ -23,13 +23,6 @@ var workloads = []mutant{
 		pkg: "./host/internal/consul/services", run: "^TestAPluginWithoutIntentions$",
 	},
 	{
-		name: "refusal-interrupts", promise: "what Consul has refused for certain is not undone there",
-		in: "host/internal/workload", decl: "refusalGrace",
-		old: "		return 10 * time.Second\n",
-		new: "		return 0\n",
-		pkg: workloadPkg, run: "^TestWhatConsulRefusedIsNotUndone$",
-	},
-	{
 		name: "sidecar-restarted", promise: "a token that is replaced costs no failed probe of a sidecar that takes over from itself",
 		in: "host/internal/cli/launch", decl: "sidecar.replace",
 		old: "	if !c.takesOver {\n",
@@ -95,8 +88,8 @@ var workloads = []mutant{
 	{
 		name: "intent-not-written", promise: "what a failed start needs to be undone is in the journal before it is done",
 		in: "host/internal/workload", decl: "run.do",
-		old: "	if before == \"\" {\n		if a.note != nil {\n",
-		new: "	if before == \"\" && a.of != eachVolume {\n		if a.note != nil {\n",
+		old: "	if before == \"\" {\n		if err := r.mark",
+		new: "	if before == \"\" && a.of != eachVolume {\n		if err := r.mark",
 		pkg: workloadPkg, run: "^TestAStepGoesWrong$",
 	},
 	{
@@ -170,9 +163,9 @@ var workloads = []mutant{
 	{
 		name:    "interrupted-without-effect",
 		promise: "a step that another's error interrupts is undone, whatever that error says of its own step",
-		in:      "host/internal/workload", decl: "together",
-		old: "func() { interrupt(errAnotherStep) })\n",
-		new: "func() { interrupt(errors.Join(errAnotherStep, err)) })\n",
+		in:      "host/internal/workload", decl: "run.sideBySide",
+		old: "interrupt(errAnotherStep)\n",
+		new: "interrupt(errors.Join(errAnotherStep, err))\n",
 		pkg: workloadPkg, run: "^TestARefusedStepInterruptsAnother$",
 	},
 	{
@@ -200,18 +193,16 @@ var workloads = []mutant{
 		name: "published-before-attached", promise: "a volume is never published before it is attached",
 		in: "host/internal/workload", decl: "actions",
 		old: `	ofVolume(volumesteps.AttachStep, (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach,
-		(*volumesteps.Steps).LeaveAttachment).joining(),
+		(*volumesteps.Steps).LeaveAttachment),
 	ofVolume(volumesteps.StageStep, (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage,
-		(*volumesteps.Steps).Unstage).joining(),
-	ofVolume(volumesteps.PublishStep, nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
-		noting((*volumesteps.Steps).NotePublish),
+		(*volumesteps.Steps).Unstage),
+	ofVolume(volumesteps.PublishStep, nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish),
 `,
 		new: `	ofVolume(volumesteps.StageStep, (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage,
-		(*volumesteps.Steps).Unstage).joining(),
-	ofVolume(volumesteps.PublishStep, nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
-		noting((*volumesteps.Steps).NotePublish),
+		(*volumesteps.Steps).Unstage),
+	ofVolume(volumesteps.PublishStep, nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish),
 	ofVolume(volumesteps.AttachStep, (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach,
-		(*volumesteps.Steps).LeaveAttachment).joining(),
+		(*volumesteps.Steps).LeaveAttachment),
 `,
 		pkg: workloadPkg, run: "^TestOneVolumeStartAndStop$",
 	},

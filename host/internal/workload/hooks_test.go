@@ -10,8 +10,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
 // timeout bounds every wait of these tests. Nothing is measured by it.
@@ -88,18 +86,6 @@ func (h *hooks) count(what string) (n int) {
 		}
 	}
 	return n
-}
-
-// reached waits until a fake has done something; "": nothing.
-func (h *hooks) reached(what string) func(context.Context) error {
-	return func(ctx context.Context) error {
-		for what != "" && h.count(what) == 0 {
-			if err := step.Sleep(ctx, time.Millisecond); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 }
 
 // forget drops the rules and the log.

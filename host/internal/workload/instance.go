@@ -44,8 +44,6 @@ type instance struct {
 	secrets  string // the folder of its services' files
 	revision revision
 
-	unsaved bool // the journal lacks progress of steps, see note; mu guards it
-
 	waitsFor []claim.WorkloadRef // those of which something is left; mu guards it
 
 	reconciled <-chan struct{} // closed when its claims were compared with the ledger; nil: no need
@@ -115,15 +113,14 @@ func (i *instance) Update(change func()) {
 	i.changed.Notify()
 }
 
-// Save is an Update that has written the record to the journal when it returns, and in the same transaction what also
-// writes.
-func (i *instance) Save(change func(), also ...func(tx *journal.Tx) error) error {
+// Save is an Update that has written the record to the journal when it returns.
+func (i *instance) Save(change func()) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	was := i.rec.State
 	change()
 	i.changed.Notify()
-	err := i.write(also...)
+	err := i.write()
 	if err != nil && i.rec.State == Running {
 		i.rec.State = was // a workload is shown as running only once the journal has it so
 	}
@@ -131,27 +128,8 @@ func (i *instance) Save(change func(), also ...func(tx *journal.Tx) error) error
 }
 
 // write writes the record to the journal. i.mu is held.
-func (i *instance) write(also ...func(tx *journal.Tx) error) error {
-	err := i.journal.Update(func(tx *journal.Tx) error {
-		for _, put := range also {
-			if err := put(tx); err != nil {
-				return err
-			}
-		}
-		return records.Put(tx, key(i.ref), &i.rec)
-	})
-	i.unsaved = i.unsaved && err != nil
-	return err
-}
-
-// flush writes the record if the journal lacks anything of it.
-func (i *instance) flush() error {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if !i.unsaved {
-		return nil
-	}
-	return i.write()
+func (i *instance) write() error {
+	return i.journal.Update(func(tx *journal.Tx) error { return records.Put(tx, key(i.ref), &i.rec) })
 }
 
 // askStop asks for a stop; the reason of the first call counts. A later call makes a release that

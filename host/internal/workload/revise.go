@@ -219,9 +219,6 @@ func (r *run) reviseService(ctx context.Context, s *servicesteps.Service) (regis
 		if err := r.do(ctx, register, serviceSubject(s)); err != nil {
 			return false, err
 		}
-		if err := r.flush(); err != nil {
-			return true, err
-		}
 	}
 	return is, r.m.services.Renew(ctx, s)
 }

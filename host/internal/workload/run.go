@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -118,77 +117,36 @@ func (r *run) forward(ctx context.Context) error {
 // and may have had no effect.
 var errAnotherStep = errors.New("interrupted, since another step failed")
 
-// sideBySide does the actions of each chain. The first error interrupts the others.
-func (r *run) sideBySide(ctx context.Context, chains []chain) error {
-	var ended atomic.Int64
-	return together(ctx, chains, func(error) time.Duration { return 0 }, func(ctx context.Context, c chain) error {
-		err := r.along(ctx, c)
-		if err == nil && int(ended.Add(1)) < len(chains) {
-			err = r.flush() // the others may take long
-		}
-		return err
-	})
-}
-
-// along does the actions of a chain one after the other, but for those that are done beside the one before.
-func (r *run) along(ctx context.Context, c chain) error {
-	actions := slices.DeleteFunc(slices.Clone(c.actions), func(a action) bool { return !a.when(r, c.of) })
-	for len(actions) > 0 {
-		n := 1
-		for n < len(actions) && actions[n].beside {
-			n++
-		}
-		err := together(ctx, actions[:n], refusalGrace, func(ctx context.Context, a action) error {
-			return r.do(ctx, a, c.of)
-		})
-		if err != nil {
-			return err
-		}
-		actions = actions[n:]
-	}
-	return nil
-}
-
-// refusalGrace is how long an action may go on when the one beside it failed. After a refusal it is likely to be
-// refused too: then it has nothing to undo, which could be refused as well. One that is interrupted may have had an
-// effect.
-func refusalGrace(err error) time.Duration {
-	if step.Definite(err) {
-		return 10 * time.Second
-	}
-	return 0
-}
-
-// together calls do for all at once, and waits for all. The first error interrupts the others after a grace. The first
-// of all is called here: the runtime would begin it after the others, and a service's registration takes longer than
-// what is beside it.
-func together[T any](ctx context.Context, all []T, grace func(error) time.Duration,
-	do func(ctx context.Context, one T) error,
-) (first error) {
-	switch len(all) {
-	case 0:
-		return nil
-	case 1:
-		return do(ctx, all[0])
-	}
+// sideBySide does the actions of each chain, and waits for all chains. The first error interrupts the others.
+func (r *run) sideBySide(ctx context.Context, chains []chain) (first error) {
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
 	var running sync.WaitGroup
 	var failed sync.Once
-	start := func(one T) {
-		if err := do(ctx, one); err != nil {
-			failed.Do(func() {
-				first = err
-				time.AfterFunc(grace(err), func() { interrupt(errAnotherStep) })
-			})
-		}
+	for _, c := range chains {
+		running.Go(func() {
+			if err := r.doChain(ctx, c); err != nil {
+				failed.Do(func() {
+					first = err
+					interrupt(errAnotherStep)
+				})
+			}
+		})
 	}
-	for _, one := range all[1:] {
-		running.Go(func() { start(one) })
-	}
-	start(all[0])
 	running.Wait()
 	return first
+}
+
+func (r *run) doChain(ctx context.Context, c chain) error {
+	for _, a := range c.actions {
+		if !a.when(r, c.of) {
+			continue
+		}
+		if err := r.do(ctx, a, c.of); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // backward undoes what has an intent, in the reverse order. An undo that fails keeps the actions
@@ -256,46 +214,38 @@ func (r *run) chains(group []action) (out []chain) {
 	return out
 }
 
-// do does one action. Its intent is in the journal first; its success is from the next write on: until then nothing
-// else is done, and an action that has an intent may be repeated.
+// do does one action. Its intent is in the journal before, and its success after it. An action that has an intent may
+// be repeated.
 func (r *run) do(ctx context.Context, a action, of subject) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	before := r.progress(a.name, of)
 	if before == "" {
-		if a.note != nil {
-			a.note(r, of)
-		}
-		r.note(a, of, step.Intended)
-		if !a.joins {
-			if err := r.flush(); err != nil {
-				return err
-			}
+		if err := r.mark(a, of, step.Intended); err != nil {
+			return err
 		}
 	}
 	failpoint.Here(a.name, "intended")
 	ctx, end := r.beginStep(ctx, a.name, of, false)
 	err := a.do(r, ctx, of)
 	failpoint.Here(a.name, "called")
-	if err == nil {
-		r.note(a, of, step.Done)
+	switch {
+	case err == nil:
+		err = r.mark(a, of, step.Done)
+	case step.HadNoEffect(err) && before == "":
+		err = errors.Join(err, r.mark(a, of, ""))
 	}
 	failpoint.Here(a.name, "noted")
 	if err != nil {
 		end(StepFailed, err)
-		if step.HadNoEffect(err) && before == "" {
-			r.note(a, of, "")
-			return errors.Join(err, r.flush())
-		}
 		return err
 	}
 	end(StepDone, nil)
 	return nil
 }
 
-// undo undoes one action that has an intent, and then removes the intent, which is in the journal until the next write:
-// an undo may be repeated until the claims are released.
+// undo undoes one action that has an intent, and then removes the intent from the journal.
 func (r *run) undo(ctx context.Context, a action, of subject) error {
 	if r.progress(a.name, of) == "" {
 		return nil
@@ -305,7 +255,7 @@ func (r *run) undo(ctx context.Context, a action, of subject) error {
 	err := a.undo(r, ctx, of)
 	failpoint.Here(a.name, "undone")
 	if err == nil {
-		r.note(a, of, "")
+		err = r.mark(a, of, "")
 	}
 	failpoint.Here(a.name, "forgotten")
 	if err != nil {
@@ -357,7 +307,7 @@ func (r *run) down(ctx context.Context) error {
 	failpoint.Here("workload", "stopping")
 	r.endReported = r.reportEnd(ctx)
 	if err := cmp.Or(r.backward(ctx), r.endReported()); err != nil { // both have ended
-		return errors.Join(err, r.flush()) // the next attempt may be long after this one
+		return err
 	}
 	if p := r.rec.Process; p != nil {
 		if err := r.m.releaseProcess(ctx, r.instance, *p); err != nil {
@@ -457,19 +407,16 @@ func (r *run) progress(name string, of subject) (p step.Progress) {
 	return p
 }
 
-// note changes the progress of an action. The journal gets it with the next write, and with it what the action has
-// changed in the records.
-func (r *run) note(a action, of subject, p step.Progress) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p != "" {
-		of.progress[a.name], r.unsaved = p, true
-		return
-	}
-	_, is := of.progress[a.name]
-	delete(of.progress, a.name)
-	r.unsaved = r.unsaved || is
-	r.changed.Notify() // see awaitUnused
+// mark writes the progress of an action to the journal, with what the action has changed in the records; empty: it has
+// nothing to undo any more.
+func (r *run) mark(a action, of subject, p step.Progress) error {
+	return r.Save(func() {
+		if p == "" {
+			delete(of.progress, a.name)
+		} else {
+			of.progress[a.name] = p
+		}
+	})
 }
 
 // upkeep keeps the services of a running workload in order, until ctx ends. A failure is reported

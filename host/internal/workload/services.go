@@ -34,7 +34,7 @@ func (m *Manager) Reconfigured(consul, id, digest string) {
 				return
 			}
 			before := s.ProxyDigest
-			s.ProxyDigest, i.unsaved = digest, true
+			s.ProxyDigest = digest
 			if before == "" && (i.resumed || s.BootstrapSum == "") {
 				return // the journal gets it with the next write
 			}

@@ -14,22 +14,20 @@ import (
 // A workload's start, from top to bottom; its stop, from bottom to top.
 //
 // An action of the whole workload is done alone. Those of each volume, and those of each service,
-// are done in their order for one of them, and side by side for all. A service is identified while
-// it is registered: neither needs the other.
+// are done in their order for one of them, and side by side for all.
 var actions = []action{
 	ofAll(awaitStep, (*run).awaits, (*run).await, (*run).endAwait),
-	ofAll(claimStep, nil, (*run).claim, (*run).release).joining(),
+	ofAll(claimStep, nil, (*run).claim, (*run).release),
 	ofAll("reserve", (*run).wantsDevices, (*run).reserve, (*run).freeDevices),
 	ofVolume(volumesteps.AttachStep, (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach,
-		(*volumesteps.Steps).LeaveAttachment).joining(),
+		(*volumesteps.Steps).LeaveAttachment),
 	ofVolume(volumesteps.StageStep, (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage,
-		(*volumesteps.Steps).Unstage).joining(),
-	ofVolume(volumesteps.PublishStep, nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
-		noting((*volumesteps.Steps).NotePublish),
+		(*volumesteps.Steps).Unstage),
+	ofVolume(volumesteps.PublishStep, nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish),
 	ofService(registerStep, (*servicesteps.Service).Registers, (*servicesteps.Steps).Register,
 		(*servicesteps.Steps).Deregister),
 	ofService(identifyStep, (*servicesteps.Service).Identified, (*servicesteps.Steps).Identify,
-		(*servicesteps.Steps).Revoke).besideTheLast(),
+		(*servicesteps.Steps).Revoke),
 	ofService("bootstrap", (*servicesteps.Service).Proxied, (*servicesteps.Steps).Bootstrap,
 		(*servicesteps.Steps).RemoveBootstrap),
 }
@@ -50,12 +48,6 @@ type action struct {
 	when func(r *run, of subject) bool
 
 	do, undo func(r *run, ctx context.Context, of subject) error
-	// note, if not nil, comes before the intent is written to the journal, which gets with it what it changes.
-	note func(r *run, of subject)
-	// joins says that do writes the intent itself, together with what it has found out: the paths or users of the volumes.
-	joins bool
-	// beside says that it is done at the same time as the action before it.
-	beside bool
 }
 
 // scope is the kind of subject that an action has.
@@ -126,24 +118,6 @@ func ofVolume(name string, when func(*volumesteps.Volume) bool, do,
 	}
 }
 
-// noting adds what an action of each volume notes with its intent.
-func (a action) noting(note func(*volumesteps.Steps, *volumesteps.Volume)) action {
-	a.note = func(r *run, of subject) { note(r.m.volumes, of.volume) }
-	return a
-}
-
-// joining says that an action writes its intent itself.
-func (a action) joining() action {
-	a.joins = true
-	return a
-}
-
-// besideTheLast says that an action is done at the same time as the one before it.
-func (a action) besideTheLast() action {
-	a.beside = true
-	return a
-}
-
 // ofService makes an action of each service.
 func ofService(name string, when func(*servicesteps.Service) bool, do,
 	undo func(*servicesteps.Steps, context.Context, *servicesteps.Service) error,
@@ -165,9 +139,6 @@ func (r *run) claim(ctx context.Context) error {
 	}
 	tokens, fresh, err := r.markTokens()
 	if err != nil {
-		return err
-	}
-	if err := r.flush(); err != nil { // the intent
 		return err
 	}
 	number, err := r.m.volumes.Claim(ctx, r.volumes, r.inLedger(), want, tokens)
@@ -223,10 +194,6 @@ func (r *run) unmarkTokens(fresh []*servicesteps.Service) error {
 func (r *run) release(ctx context.Context) error {
 	if err := r.endReported(); err != nil {
 		return fmt.Errorf("the claims are kept: %w", err)
-	}
-	// No volume is unmounted again once its claim is gone.
-	if err := r.flush(); err != nil {
-		return err
 	}
 	return r.m.volumes.Release(ctx, r.volumes)
 }

@@ -108,7 +108,7 @@ func starts(k kind) []crash {
 		points = slices.Concat(points, of("attach", do...), of("attachment", "saved", "saved#2"))
 		rpcs = append(rpcs, "ControllerPublishVolume")
 	}
-	points = slices.Concat(points, of("stage", do...), of("staging", "saved", "saved#2"), of("publish", do...),
+	points = slices.Concat(points, of("stage", do...), of("staging", "saved", "saved#2", "saved#3"), of("publish", do...),
 		of("workload", "running"))
 	return cases(points, append(rpcs, "NodeStageVolume", "NodePublishVolume"))
 }

@@ -1,9 +1,6 @@
 package step
 
-import (
-	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/workload/journal"
-)
+import "github.com/pannier/pannier/cluster/claim"
 
 // Workload is a workload on this node, as its steps see it.
 type Workload interface {
@@ -16,7 +13,6 @@ type Workload interface {
 	View(read func())
 	// Update changes a record under that lock and notifies those who follow the workload.
 	Update(change func())
-	// Save is an Update that has written the records to the journal when it returns, and in the same transaction what
-	// also writes, which may be called more than once.
-	Save(change func(), also ...func(tx *journal.Tx) error) error
+	// Save is an Update that has written the records to the journal when it returns.
+	Save(change func()) error
 }

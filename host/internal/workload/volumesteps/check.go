@@ -6,7 +6,6 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
-	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 // Checked is what a start would do for one request.
@@ -51,5 +50,7 @@ func (u unstarted) Resumed() bool          { return false }
 func (u unstarted) ForcedBy() string       { return "" }
 func (u unstarted) View(read func())       { read() }
 func (u unstarted) Update(change func())   { change() }
-
-func (u unstarted) Save(change func(), _ ...func(*journal.Tx) error) error { change(); return nil }
+func (u unstarted) Save(change func()) error {
+	change()
+	return nil
+}

@@ -288,7 +288,7 @@ func (s *Steps) Attach(ctx context.Context, v *Volume) error {
 		return err
 	}
 	defer unlock()
-	u, err := s.join(attachments, attachmentKey(v.Ref), v, nil)
+	u, err := s.join(attachments, attachmentKey(v.Ref), v)
 	if err != nil {
 		return err
 	}
@@ -315,5 +315,5 @@ func (s *Steps) LeaveAttachment(ctx context.Context, v *Volume) error {
 		return err
 	}
 	defer unlock()
-	return s.leave(attachments, attachmentKey(v.Ref), v, AttachStep)
+	return s.leave(attachments, attachmentKey(v.Ref), v)
 }

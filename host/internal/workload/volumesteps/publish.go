@@ -84,15 +84,9 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	return nil
 }
 
-// NotePublish notes the call of Publish, for the journal to have it together with the step's intent.
-func (s *Steps) NotePublish(v *Volume) {
-	v.noted = note("publish", s.driverNow(v))
-	v.set.Update(func() { v.Unanswered = v.noted })
-}
-
 func (s *Steps) publishNow(ctx context.Context, v *Volume, asked storage.Volume) error {
 	m := mounting{
-		verb: "publish", path: v.Target, noted: v.noted,
+		verb: "publish", path: v.Target, earlier: v.Unanswered,
 		save: func(u *unanswered) error { return v.set.Save(func() { v.Unanswered = u }) },
 		call: func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			req := storage.PublishRequest{
@@ -104,16 +98,8 @@ func (s *Steps) publishNow(ctx context.Context, v *Volume, asked storage.Volume)
 			return c.Publish(ctx, d.Ref(), req)
 		},
 	}
-	if v.Unanswered != v.noted {
-		m.earlier = v.Unanswered
-	}
-	v.noted = nil
 	left, err := s.mount(ctx, v, m)
-	if left != m.earlier {
-		return errors.Join(err, m.save(left))
-	}
-	v.set.Update(func() { v.Unanswered = left }) // in the journal with the step's result
-	return err
+	return errors.Join(err, m.save(left))
 }
 
 // grow expands the file system to the size of the volume, which may have been expanded while it
@@ -244,13 +230,10 @@ func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
 
 func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
 	m := unmounting{
-		Mount: v.targetMount(), was: v.Mounted, verb: "unpublish", ours: true,
+		Mount: v.targetMount(), was: v.Mounted, verb: "unpublish", ours: true, unanswered: v.Unanswered,
 		call: func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unpublish(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Target))
 		},
-	}
-	if v.noted == nil { // else it was not made
-		m.unanswered = v.Unanswered
 	}
 	if err := s.release(ctx, v, m); err != nil {
 		return err

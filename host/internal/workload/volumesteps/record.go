@@ -107,9 +107,8 @@ func attachmentKey(ref claim.VolumeRef) string { return ref.Namespace + "/" + re
 // stagingKey is of the staging mount at v.Staging.
 func (v *Record) stagingKey() string { return attachmentKey(v.Ref) + "/" + filepath.Base(v.Staging) }
 
-// join adds the volume request to the users of a mount or an attachment, before the driver is called for it; if that
-// call mounts, note is its record. The step's intent is written with it.
-func (s *Steps) join(b journal.Bucket[users], key string, v *Volume, note *unanswered) (*users, error) {
+// join adds the volume request to the users of a mount or an attachment, before the driver is called for it.
+func (s *Steps) join(b journal.Bucket[users], key string, v *Volume) (*users, error) {
 	u, err := s.loadUsers(b, key)
 	if err != nil {
 		return nil, err
@@ -126,26 +125,17 @@ func (s *Steps) join(b journal.Bucket[users], key string, v *Volume, note *unans
 	if me := v.user(); !slices.Contains(u.Users, me) {
 		u.Users = append(u.Users, me)
 	}
-	if note != nil {
-		u.Unanswered = note
-	}
-	defer failpoint.Here(string(b), "saved")
-	return u, v.set.Save(func() {}, u.put(b, key))
+	return u, s.saveUsers(b, key, u)
 }
 
-// leave removes the request from the users; the last one removes the record. The step's progress is removed with it.
-func (s *Steps) leave(b journal.Bucket[users], key string, v *Volume, stepName string) error {
+// leave removes the request from the users; the last one removes the record.
+func (s *Steps) leave(b journal.Bucket[users], key string, v *Volume) error {
 	u, err := s.loadUsers(b, key)
 	if err != nil || u == nil {
 		return err
 	}
 	u.Users = slices.DeleteFunc(u.Users, func(s string) bool { return s == v.user() })
-	defer failpoint.Here(string(b), "saved")
-	was := v.Steps[stepName]
-	if err = v.set.Save(func() { delete(v.Steps, stepName) }, u.put(b, key)); err != nil {
-		v.set.Update(func() { v.Steps[stepName] = was })
-	}
-	return err
+	return s.saveUsers(b, key, u)
 }
 
 // user names one volume request of one workload on this node.
@@ -161,19 +151,15 @@ func (s *Steps) loadUsers(b journal.Bucket[users], key string) (u *users, err er
 	return u, err
 }
 
+// saveUsers writes the record, or deletes it when there are no users any more.
 func (s *Steps) saveUsers(b journal.Bucket[users], key string, u *users) error {
 	defer failpoint.Here(string(b), "saved")
-	return s.Journal.Update(u.put(b, key))
-}
-
-// put writes the record, or deletes it when there are no users any more.
-func (u *users) put(b journal.Bucket[users], key string) func(tx *journal.Tx) error {
-	return func(tx *journal.Tx) error {
+	return s.Journal.Update(func(tx *journal.Tx) error {
 		if len(u.Users) == 0 {
 			return b.Delete(tx, key)
 		}
 		return b.Put(tx, key, u)
-	}
+	})
 }
 
 // ForgetMounts records that nothing is attached or mounted any more, as after a reboot. The

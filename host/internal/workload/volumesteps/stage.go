@@ -43,29 +43,24 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 	}
 	key := v.stagingKey()
 	if before != nil && before.Done && sameMount(before.Mounted, table.At(v.Staging)) {
-		_, err := s.join(stagings, key, v, nil)
+		_, err := s.join(stagings, key, v)
 		return err
 	}
-	noted := note("stage", s.driverNow(v))
-	u, err := s.join(stagings, key, v, noted)
+	u, err := s.join(stagings, key, v)
 	if err != nil {
 		return err
 	}
-	u.Unanswered = nil
-	if before != nil {
-		u.Unanswered = before.Unanswered
-	}
 	if err := s.makeStaging(v, before == nil); err != nil {
 		if before != nil {
-			return errors.Join(err, s.saveUsers(stagings, key, u)) // there is something to undo
+			return err // there is something to undo
 		}
 		// What is in the way is not the host's, and an undo would remove it.
-		if left := s.leave(stagings, key, v, StageStep); left != nil {
+		if left := s.leave(stagings, key, v); left != nil {
 			return errors.Join(err, left)
 		}
 		return step.NoEffect(err)
 	}
-	mounted, err := s.stageNow(ctx, v, table, u, noted)
+	mounted, err := s.stageNow(ctx, v, table, u)
 	if err == nil {
 		u.Mounted, u.Done = mounted, true
 	}
@@ -151,11 +146,8 @@ func stageFlags(flags []string) []string {
 	return slices.Compact(flags)
 }
 
-// stageNow calls the driver, and returns what it has mounted. before is the mount table at some time before; noted is
-// the record of the call, in place of u.Unanswered.
-func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u *users,
-	noted *unanswered,
-) (*mounts.Mount, error) {
+// stageNow calls the driver, and returns what it has mounted. before is the mount table at some time before.
+func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u *users) (*mounts.Mount, error) {
 	asked, err := s.withSecrets(ctx, v)
 	if err != nil {
 		return nil, err
@@ -164,7 +156,7 @@ func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u 
 		return nil, err
 	}
 	u.Unanswered, err = s.mount(ctx, v, mounting{
-		verb: "stage", path: v.Staging, earlier: u.Unanswered, noted: noted,
+		verb: "stage", path: v.Staging, earlier: u.Unanswered,
 		save: func(now *unanswered) error {
 			with := *u
 			with.Unanswered = now
@@ -218,7 +210,7 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 			return err
 		}
 	}
-	return s.leave(stagings, key, v, StageStep)
+	return s.leave(stagings, key, v)
 }
 
 // unstageNow calls the driver; u is the record of the staging mount.

@@ -18,36 +18,15 @@ import (
 )
 
 // unanswered is a call that mounts a volume, which was made and has no answer: its driver may mount at any time, also
-// after it has answered the opposite call. It is in the journal from before the call until its answer, with what the
-// journal gets then anyway: the users of a staging mount, the progress of a publish. Without an answer it stays until
+// after it has answered the opposite call. It is in the journal from before the call until its answer. Without an answer it stays until
 // the driver's process has ended, or until the driver's SettleTime has passed; so long the volume's claim is kept,
 // since a second writer may be on another node as soon as it is freed.
 type unanswered struct {
 	Call  string           `json:"call"`
-	Since boottime.Instant `json:"since"` // when it was given up; if the host was killed, not before it was made
+	Since boottime.Instant `json:"since"` // when it was given up; if the host was killed, when it was made
 	// PID and Started, in clock ticks since boot, are the driver's process; 0: it is not run by the host.
 	PID     int    `json:"pid,omitempty"`
 	Started uint64 `json:"started,omitempty"`
-}
-
-// ahead is how long before a call its record may be written. A call that is made later, or to another process of the
-// driver, has to be recorded again.
-const ahead = time.Second
-
-// note is the record of a call that is about to be made.
-func note(call string, d drivers.Driver) *unanswered {
-	return &unanswered{Call: call, Since: boottime.Now().Add(ahead), PID: d.PID, Started: d.Started}
-}
-
-// holds reports whether what was noted is true of a call that is made now, as now says.
-func (u *unanswered) holds(now *unanswered) bool {
-	return u != nil && u.PID == now.PID && u.Started == now.Started && u.Since >= now.Since.Add(-ahead)
-}
-
-// driverNow is the driver of v as it is now, for a note.
-func (s *Steps) driverNow(v *Volume) drivers.Driver {
-	d, _ := s.Calls.Drivers.Get(v.Driver)
-	return d
 }
 
 // flight is a step that may make a call that mounts. When the step is given up while the driver works on the call, the
@@ -114,8 +93,7 @@ func (s *Steps) spec(v *Volume) drivers.Spec {
 type mounting struct {
 	verb, path string
 	earlier    *unanswered                  // an earlier one at that path, which stays unanswered
-	noted      *unanswered                  // this one, as it is in the journal; nil: it is not yet
-	save       func(left *unanswered) error // writes it there
+	save       func(left *unanswered) error // writes what is unanswered to the journal
 	call       func(ctx context.Context, c storage.Client, d drivers.Driver) error
 }
 
@@ -125,19 +103,18 @@ func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswe
 	if _, err := s.Calls.Await(ctx, v.Driver, s.DriverWait); err != nil {
 		return m.earlier, fmt.Errorf("%s volume %q for workload %q on driver %q: %w", m.verb, v.Ref, v.workload, v.Driver, err)
 	}
+	var made *unanswered // the last one, as it is in the journal
 	tries, lost := 0, 0
 	bounded, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(s.Closing, cancel)() //nolint:contextcheck // the call outlives ctx, not the host
 	call := func(bounded context.Context, c storage.Client, d drivers.Driver) error {
-		if now := note(m.verb, d); !m.noted.holds(now) {
-			m.noted = now
-			if err := m.save(now); err != nil {
-				return err
-			}
-		}
 		if ctx.Err() != nil && tries == 0 {
 			return context.Cause(ctx)
+		}
+		made = &unanswered{Call: m.verb, Since: boottime.Now(), PID: d.PID, Started: d.Started}
+		if err := m.save(made); err != nil {
+			return err
 		}
 		tries++
 		if v.flight != nil {
@@ -155,7 +132,7 @@ func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswe
 	if tries == 0 || answered(err) && (tries == 1 || lost == 0) {
 		return m.earlier, err
 	}
-	given := *m.noted
+	given := *made
 	given.Since = boottime.Now()
 	s.Log.Warn("a driver has not answered a call that mounts: it may mount at any time", "driver", v.Driver, "call", m.verb,
 		"volume", v.Ref, "path", m.path, "error", err)

@@ -155,7 +155,6 @@ type Volume struct {
 	info   claim.Volume   // as the ledger has it; set by the claim
 	driver drivers.Driver // set by the claim
 	flight *flight        // the last step that makes a call that mounts
-	noted  *unanswered    // Unanswered, of a call to publish that is not made yet
 }
 
 // Attaches reports that the driver has a controller service with PUBLISH_UNPUBLISH_VOLUME (CSI
