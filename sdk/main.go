@@ -26,8 +26,8 @@ import (
 //
 //   - Other processes of the plugin's user cannot read its memory, and it leaves no core files, since it holds keys and
 //     tokens. A debugger cannot attach to it either: see below.
-//   - The default logger of log/slog, and with it that of log, writes to the host as Logger does, unless slog.SetDefault
-//     was called before.
+//   - The default logger of log/slog, and with it that of log, writes to the host as Logger does, unless
+//     slog.SetDefault was called before.
 //   - What it prints to os.Stdout, os.Stderr or descriptor 1 goes to the host's log of the plugin.
 //   - SIGTERM ends it as the host's Stop does, and SIGINT is ignored: it is for others in the terminal.
 //

@@ -10,8 +10,8 @@ import (
 // which allows for a busy machine.
 func Patience(d time.Duration) { stopTime, afterCancel = d, d }
 
-// RunOne is Run with one check, after info.kind, which says what is checked. A check that inspects what others have left
-// runs after two that pass secrets.
+// RunOne is Run with one check, after info.kind, which says what is checked. A check that inspects what others have
+// left runs after two that pass secrets.
 func RunOne(ctx context.Context, cfg Config, id string) (*Report, error) {
 	before := map[string][]string{}
 	one := checks[slices.IndexFunc(checks, func(c *Check) bool { return c.ID == id })]

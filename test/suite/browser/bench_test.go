@@ -20,8 +20,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/suite/chromium"
 	"github.com/pannier/pannier/test/lib/testhost"
+	"github.com/pannier/pannier/test/suite/chromium"
 )
 
 // BenchmarkPages takes all measurements once, regardless of b.N.

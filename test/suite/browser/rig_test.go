@@ -23,10 +23,10 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/pannier/pannier/test/lib/check"
-	"github.com/pannier/pannier/test/suite/chromium"
 	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
+	"github.com/pannier/pannier/test/suite/chromium"
 )
 
 // rig is a host with the plugin web.

@@ -29,7 +29,7 @@ var published = map[string]string{
 }
 
 // A user installs the programs by version, and an author then creates a plugin with pannier. All come from a proxy, and
-// none of their modules is replaced. The plugin is built with the SDK that pannier was built with, and with little else.
+// none of their modules is replaced. The plugin is built with the SDK that pannier was built with, and little else.
 func TestInstallVersionAndBuildPlugin(t *testing.T) {
 	proxy := t.TempDir()
 	versions := publish(t, proxy)
@@ -67,8 +67,8 @@ func parse(t *testing.T, path string) *modfile.File {
 	return check.Must(modfile.Parse(path, check.Must(os.ReadFile(path))(t), nil))(t)
 }
 
-// publish writes the tree's modules to the proxy as a release has them: without replace directives. Each has the version
-// that the others require.
+// publish writes the tree's modules to the proxy as a release has them: without replace directives. Each has the
+// version that the others require.
 func publish(t *testing.T, proxy string) (versions map[string]string) {
 	t.Helper()
 	versions = map[string]string{root + "/drivers/csi-local": "v0.1.0"} // which none requires

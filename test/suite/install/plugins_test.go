@@ -14,8 +14,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// A plugin that has not changed has the same bytes in the next build, whatever else has changed: an upgrade of a package
-// swaps only what has. Only sids changes here, with its version, beside the agent and the documents.
+// A plugin that has not changed has the same bytes in the next build, whatever else has changed: an upgrade of a
+// package swaps only what has. Only sids changes here, with its version, beside the agent and the documents.
 func TestPluginsThatHaveNotChanged(t *testing.T) {
 	tree := copySources(t, testbin.Root())
 	build := func(version string) map[string][sha256.Size]byte {

@@ -45,8 +45,8 @@ func TestChangelog(t *testing.T) {
 
 // Plugins and drivers have versions of their own. One that differs from the tag of its version needs another one.
 func TestPluginVersions(t *testing.T) {
-	for _, file := range append(check.Must(filepath.Glob(testbin.Root() + "/plugins/*/VERSION"))(t),
-		check.Must(filepath.Glob(testbin.Root() + "/drivers/*/VERSION"))(t)...) {
+	for _, file := range append(check.Must(filepath.Glob(testbin.Root()+"/plugins/*/VERSION"))(t),
+		check.Must(filepath.Glob(testbin.Root()+"/drivers/*/VERSION"))(t)...) {
 		text := strings.TrimSpace(string(check.Must(os.ReadFile(file))(t)))
 		if _, err := version.NewSemver(text); err != nil || strings.HasPrefix(text, "v") {
 			t.Errorf("%s has %q: %v", file, text, err)
