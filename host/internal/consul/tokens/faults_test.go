@@ -649,7 +649,7 @@ func TestTheTokenOfAnother(t *testing.T) {
 	theirs := w.start("theirs", "a", "default", "web")[0]
 	w.derive(theirs)
 	token := w.start("own", "a", "default", "web")[0]
-	w.Authority.Identity = func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
+	w.Identity = func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
 		return fn(ctx, only{token: f.tokens["default"][theirs.ID]})
 	}
 	if _, secret, err := w.Derive(w.within(), token); status.Code(err) != codes.Internal || secret != "" ||

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -191,55 +190,25 @@ func swept(r Report) (revoked []string, left map[string]string) {
 	return revoked, left
 }
 
-// sids runs the real identity plugin, with a token file for each Consul that has one.
-func sids(t *testing.T, tokenFiles map[string]string) (*catalog.Catalog, *supervisor.Supervisor) {
+// sids runs the real identity plugin, without a token of its own.
+func sids(t *testing.T) *catalog.Catalog {
 	t.Helper()
 	dir := t.TempDir()
 	cfg := supervisor.Config{
 		PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"), StopPlugins: true,
 		Restart: supervisor.Restart{Min: 10 * time.Millisecond},
+		Plugins: []supervisor.Plugin{{
+			Name: "sids", Config: json.RawMessage("{}"), Env: []string{"GORACE=atexit_sleep_ms=0"},
+		}},
 	}
 	check.NoError(t, os.MkdirAll(cfg.PluginDir, 0o755))
-	copyProgram(t, testbin.Build(t, "plugins/sids"), filepath.Join(cfg.PluginDir, "sids"))
-	blocks := map[string]any{}
-	for name, path := range tokenFiles {
-		blocks[name] = map[string]string{"token_file": path}
-	}
-	config, err := json.Marshal(map[string]any{"consul": blocks})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.Plugins = []supervisor.Plugin{{Name: "sids", Config: config, Env: []string{"GORACE=atexit_sleep_ms=0"}}}
+	program, err := os.ReadFile(testbin.Build(t, "plugins/sids"))
+	check.NoError(t, err)
+	check.NoError(t, os.WriteFile(filepath.Join(cfg.PluginDir, "sids"), program, 0o755))
 	s := supervisor.New(cfg)
 	check.NoError(t, s.Open(t.Context()))
 	t.Cleanup(func() { s.Close() })
-	return catalog.New(s), s
-}
-
-// identities are calls to the identity plugin, whatever the Consul.
-func identities(
-	c *catalog.Catalog,
-) func(context.Context, string, func(context.Context, identity.Identity) error) error {
-	return func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
-		return c.DoIdentity(ctx, "", fn)
-	}
-}
-
-func copyProgram(t *testing.T, from, to string) {
-	t.Helper()
-	in, err := os.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer out.Close()
-	if _, err := io.Copy(out, in); err != nil {
-		t.Fatal(err)
-	}
+	return catalog.New(s)
 }
 
 // fake replaces a plugin and its Consuls, so that a test can make them fail or stall. It issues tokens by login if

@@ -70,7 +70,7 @@ const loginConsul = "login"
 func formRotators(t *testing.T, overlap time.Duration, method func(w *rotators) consul.JWTMethod) *rotators {
 	t.Helper()
 	w := &rotators{t: t, overlap: overlap, all: map[string]*rotator{}, consul: consul.Start(t, consul.Options{ACL: true})}
-	w.plugins, _ = sids(t, nil)
+	w.plugins = sids(t)
 	w.sealer = check.Must(secrets.Open(filepath.Join(t.TempDir(), "secrets.key")))(t)
 	w.Cluster = clustertest.Form(t, 3, clustertest.Options{})
 	for _, h := range w.Hosts() {

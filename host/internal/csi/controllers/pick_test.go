@@ -149,8 +149,8 @@ func TestTheLeastBusyIsAsked(t *testing.T) {
 	}
 }
 
-// A volume is not detached, not even by another node's controller, before an attach that its caller gave up is done, and
-// not attached before such a detach is.
+// A volume is not detached, not even by another node's controller, before an attach that its caller gave up is done,
+// and not attached before such a detach is.
 func TestTheOppositeOfACallThatWasGivenUpWaits(t *testing.T) {
 	for _, slow := range []string{"attach", "detach"} {
 		t.Run(slow, func(t *testing.T) {
