@@ -128,10 +128,10 @@ func (f *agentFlags) run(ctx context.Context, a *cli.App, cmd *cobra.Command, ru
 		return err
 	}
 	if f.check {
-		if err := check(cfg); err != nil {
-			return err
+		if err = check(cfg); err == nil {
+			a.Say("the configuration is valid")
 		}
-		return a.Say("the configuration is valid")
+		return err
 	}
 	if f.dev {
 		a.Note("an agent for trying out, with its data in %s; in another shell:", cfg.DataDir)

@@ -84,10 +84,7 @@ checked against the system's, or those of SSL_CERT_FILE. No agent is needed.`,
 		}
 		i.cfg.Source, i.cfg.Name = args[0], append(args, "")[1]
 		got, err := install.Install(ctx, i.cfg)
-		if err != nil {
-			return err
-		}
-		return showInstalled(a, got, "is installed already")
+		return showInstalled(a, got, err, "is installed already")
 	})
 	return cmd
 }
@@ -99,8 +96,7 @@ func upgradePlugin(a *cli.App) *cobra.Command {
 		Long: `Install the newest version of a plugin from the source that it was installed from last,
 beside the older ones. Without -version the constraint of that installation counts. Older
 versions stay in the plugin directory until their files are removed.`,
-		Example:           "pannier agent plugin upgrade csi-bridge",
-		ValidArgsFunction: a.CompleteIDs(cli.PluginNames),
+		Example: "pannier agent plugin upgrade csi-bridge",
 	}
 	i.flags(cmd)
 	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
@@ -109,16 +105,13 @@ versions stay in the plugin directory until their files are removed.`,
 		}
 		i.cfg.Name = args[0]
 		got, err := install.Upgrade(ctx, i.cfg)
-		if err != nil {
-			return err
-		}
-		return showInstalled(a, got, "is the newest that its source has and the constraint allows")
+		return showInstalled(a, got, err, "is the newest that its source has and the constraint allows")
 	})
 	return cmd
 }
 
 // showInstalled shows what was installed; already says what a plugin is that was there before.
-func showInstalled(a *cli.App, got install.Installed, already string) error {
+func showInstalled(a *cli.App, got install.Installed, err error, already string) error {
 	is := already
 	if got.New {
 		is = "is installed"
@@ -126,11 +119,11 @@ func showInstalled(a *cli.App, got install.Installed, already string) error {
 	if got.Signed {
 		is += ", signed"
 	}
-	if !got.Remembered {
+	if err == nil && !got.Remembered {
 		a.Note("the source is not remembered, because its address may have secrets: pannier agent plugin upgrade will not know it")
 	}
 	if got.New {
 		a.Note("a running agent takes it by itself: see pannier plugin status %s", got.Name)
 	}
-	return a.Done(got, "plugin %q: version %s %s: %s (sha256 %.12s)", got.Name, got.Version, is, got.Path, got.SHA256)
+	return a.Done(got, err, "plugin %q: version %s %s: %s (sha256 %.12s)", got.Name, got.Version, is, got.Path, got.SHA256)
 }

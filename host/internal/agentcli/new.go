@@ -79,7 +79,7 @@ func writePlugin(ctx context.Context, a *cli.App, p newplugin.Plugin) error {
 		files, next = append(files, "go.sum"), "go test ./... && go build . && pannier agent plugin test ./"+filepath.Base(p.Dir)
 	}
 	a.Note("next: cd %s && %s", p.Dir, next)
-	return a.Done(map[string]any{"dir": p.Dir, "files": files}, "%s: %s", p.Dir, strings.Join(files, ", "))
+	return a.Done(map[string]any{"dir": p.Dir, "files": files}, nil, "%s: %s", p.Dir, strings.Join(files, ", "))
 }
 
 // tidied completes a Go module, or removes what was written, with the folder if it was missing before.

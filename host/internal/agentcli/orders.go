@@ -14,7 +14,6 @@ import (
 
 	"github.com/pannier/pannier/host/internal/cli"
 	"github.com/pannier/pannier/host/internal/system/process"
-	"github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -35,8 +34,7 @@ func stop(a *cli.App) *cobra.Command {
 running, with their volumes and services. So do plugins and drivers when
 leave_plugins_on_stop is true, and the next agent finds all of them. -plugins stops
 them too.`,
-		Example: "pannier agent stop",
-		RunE:    a.Do(func(ctx context.Context, _ []string) error { return stopAgent(ctx, a, plugins) }),
+		RunE: a.Do(func(ctx context.Context, _ []string) error { return stopAgent(ctx, a, plugins) }),
 	}
 	cmd.Flags().BoolVar(&plugins, "plugins", false, "stop the plugins, and the drivers that the agent runs, too")
 	return cmd
@@ -67,41 +65,28 @@ func stopAgent(ctx context.Context, a *cli.App, plugins bool) error {
 		return cli.Hinted(fmt.Errorf("the agent was asked to stop, and still runs: %w", err),
 			"its log says what it waits for")
 	}
-	return a.Print(resp, func() error {
-		_, err := fmt.Fprintln(a.Out, afterStop(resp))
-		return err
-	})
+	return a.Print(resp, nil, func() { sayStopped(a, resp) })
 }
 
-// afterStop describes what keeps running without the agent.
-func afterStop(m *hostv1.StopResponse) string {
-	lines := []string{"the agent is stopped"}
+// sayStopped describes what keeps running without the agent.
+func sayStopped(a *cli.App, m *hostv1.StopResponse) {
+	a.Say("the agent is stopped")
 	switch {
 	case m.GetWorkloads() == 0:
 	case m.GetWorkloadsStop():
-		lines = append(lines, fmt.Sprintf("%s stopped with the agent", cli.Was(m.GetWorkloads(), "workload")))
+		a.Say("%s stopped with the agent", cli.Was(m.GetWorkloads(), "workload"))
 	default:
-		lines = append(lines, fmt.Sprintf("%s running, with all that is mounted; the next agent finds them",
-			printable.Count(m.GetWorkloads(), "workload")+keeps(m.GetWorkloads())))
+		a.Say("%s left running, with all that is mounted; the next agent finds them", cli.Was(m.GetWorkloads(), "workload"))
 	}
 	switch {
 	case !m.GetPluginsStop():
-		lines = append(lines, "plugins and drivers keep running; the next agent finds them")
+		a.Say("plugins and drivers keep running; the next agent finds them")
 	case m.GetWorkloads() == 0 || m.GetWorkloadsStop():
-		lines = append(lines, "plugins, and the drivers that the agent ran, are stopped")
+		a.Say("plugins, and the drivers that the agent ran, are stopped")
 	default:
-		lines = append(lines,
-			"plugins, and the drivers that the agent ran, are stopped; a volume that its driver serves by a process of its own (FUSE) "+
-				"cannot be read until the next agent has restarted it")
+		a.Say("plugins, and the drivers that the agent ran, are stopped; a volume that its driver serves by a process of its own " +
+			"(FUSE) cannot be read until the next agent has restarted it")
 	}
-	return strings.Join(lines, "\n")
-}
-
-func keeps(n int64) string {
-	if n == 1 {
-		return " keeps"
-	}
-	return " keep"
 }
 
 const (
@@ -119,7 +104,6 @@ call: calls are answered late, by some tenths of a second. The agent keeps its p
 Before that, the program must come up in a process of its own, with the agent's
 configuration and data; otherwise the agent goes on as before, and the command fails and
 says why. Workloads, plugins and drivers are not touched. The configuration is read again.`,
-		Example: "pannier agent upgrade",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			return upgradeAgent(ctx, a, client)
 		}),
@@ -145,9 +129,7 @@ func upgradeAgent(ctx context.Context, a *cli.App, client *api.Client) error {
 			if done.GetError() != "" {
 				return fmt.Errorf("the agent was not upgraded, and goes on with %s: %s", done.GetFrom(), done.GetError())
 			}
-			return a.Print(done, func() error {
-				return a.Say("the agent is upgraded from %s to %s", done.GetFrom(), done.GetTo())
-			})
+			return a.Done(done, nil, "the agent is upgraded from %s to %s", done.GetFrom(), done.GetTo())
 		}
 		select {
 		case <-tick.C:
@@ -226,16 +208,10 @@ func leave(a *cli.App) *cobra.Command {
 		Use: "leave", Short: "Make the agent leave its cluster for good, and stop it",
 		Long: `Make the agent leave its cluster for good, and stop it. Refused while workloads of its node
 have volumes: drain the node first.`,
-		Example: "pannier agent leave",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Members.Leave(ctx, &hostv1.LeaveRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error {
-				return a.Say(
-					"the agent has left the cluster and is stopping; to forget its node, run pannier node purge on a server")
-			})
+			return a.Done(resp, err,
+				"the agent has left the cluster and is stopping; to forget its node, run pannier node purge on a server")
 		}),
 	}
 }
@@ -248,39 +224,31 @@ plugin and csi_driver blocks and log_level while workloads run. A changed plugin
 in a new process, and what serves goes on if that fails. A driver in use keeps its process
 until it is not. What else has changed is named, and needs a restart of the agent. If the
 configuration has a mistake, nothing is changed.`,
-		Example: "pannier agent reload",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Agent.Reload(ctx, &hostv1.ReloadRequest{})
-			if err != nil {
+			if err = a.Print(resp, err, func() { sayReloaded(a, resp) }); err != nil {
 				return err
 			}
-			printed := a.Print(resp, func() (err error) {
-				for _, line := range reloaded(resp) {
-					err = errors.Join(err, a.Say("%s", line))
-				}
-				return err
-			})
-			return errors.Join(printed, refusedBlocks(resp))
+			return refusedBlocks(resp)
 		}),
 	}
 }
 
-// reloaded describes what became of the configuration, in lines.
-func reloaded(m *hostv1.ReloadResponse) (lines []string) {
+// sayReloaded describes what became of the configuration.
+func sayReloaded(a *cli.App, m *hostv1.ReloadResponse) {
 	for _, c := range m.GetChanges() {
 		line := c.GetBlock() + ": " + c.GetOutcome()
 		if c.GetMessage() != "" {
 			line += ": " + c.GetMessage()
 		}
-		lines = append(lines, line)
+		a.Say("%s", line)
 	}
-	if len(lines) == 0 {
-		lines = append(lines, "no plugin or csi_driver block has changed")
+	if len(m.GetChanges()) == 0 {
+		a.Say("no plugin or csi_driver block has changed")
 	}
 	for _, key := range m.GetRestart() {
-		lines = append(lines, key+": has changed, and needs a restart of the agent")
+		a.Say("%s: has changed, and needs a restart of the agent", key)
 	}
-	return lines
 }
 
 // refusedBlocks is the error of a configuration of which not everything could be taken over.

@@ -75,19 +75,17 @@ are not written with sdk.Config have no keys to show.`,
 			if err != nil {
 				return fmt.Errorf("inspect %s: %w", args[0], err)
 			}
-			return a.Print(info, func() error { return showInfo(a, info) })
+			return a.Print(info, nil, func() { showInfo(a, info) })
 		}),
 	}
 }
 
-func showInfo(a *cli.App, info *pluginv1.InfoResponse) error {
+func showInfo(a *cli.App, info *pluginv1.InfoResponse) {
 	t := cli.NewTable()
 	t.Row("Name", info.GetName())
 	t.Row("Kind", info.GetKind())
 	t.Row("Version", info.GetVersion())
-	if err := a.Show(t); err != nil || len(info.GetConfigKeys()) == 0 {
-		return err
-	}
+	a.Show(t)
 	t = cli.NewTable("KEY", "TYPE", "DEFAULT", "WHAT IT IS")
 	for _, k := range info.GetConfigKeys() {
 		value := k.GetDefaultValue()
@@ -96,7 +94,7 @@ func showInfo(a *cli.App, info *pluginv1.InfoResponse) error {
 		}
 		t.Row(k.GetName(), k.GetType(), value, k.GetDoc())
 	}
-	return a.Section(t)
+	a.Section("", t)
 }
 
 func provePlugin(ctx context.Context, a *cli.App, cfg conformance.Config) error {
@@ -104,14 +102,14 @@ func provePlugin(ctx context.Context, a *cli.App, cfg conformance.Config) error 
 	if report == nil {
 		return cli.Usage("%w", err)
 	}
-	err = errors.Join(err, a.Print(report, func() error { return showProof(a, report) }))
+	err = errors.Join(err, a.Print(report, nil, func() { showProof(a, report) }))
 	if err == nil && report.Count(conformance.Failed)+len(report.Left) > 0 {
 		return cli.Silent(cli.ExitError)
 	}
 	return err
 }
 
-func showProof(a *cli.App, report *conformance.Report) error {
+func showProof(a *cli.App, report *conformance.Report) {
 	t := cli.NewTable("CHECK", "RESULT", "TOOK", "WHY")
 	for _, res := range report.Results {
 		why := ""
@@ -120,11 +118,13 @@ func showProof(a *cli.App, report *conformance.Report) error {
 		}
 		t.Row(res.ID, proofState(res.Status), took(res.Took), why)
 	}
-	err := a.Show(t)
+	a.Show(t)
 	for _, res := range report.Results {
 		if res.Status == conformance.Failed {
-			err = errors.Join(err, a.Say(""), a.Say("%s failed: %s", res.ID, res.Reason), a.Say("  It must be so: %s", res.Says),
-				a.Say("  What to do:    %s", res.Fix))
+			a.Say("")
+			a.Say("%s failed: %s", res.ID, res.Reason)
+			a.Say("  It must be so: %s", res.Says)
+			a.Say("  What to do:    %s", res.Fix)
 		}
 	}
 	for _, what := range report.Left {
@@ -134,8 +134,9 @@ func showProof(a *cli.App, report *conformance.Report) error {
 	if report.Name != "" {
 		who = fmt.Sprintf("%s %s (%s)", report.Name, report.Version, report.Kind)
 	}
-	return errors.Join(err, a.Say(""), a.Say("%s: %d passed, %d failed, %d skipped", who, report.Count(conformance.Passed),
-		report.Count(conformance.Failed), report.Count(conformance.Skipped)))
+	a.Say("")
+	a.Say("%s: %d passed, %d failed, %d skipped", who, report.Count(conformance.Passed), report.Count(conformance.Failed),
+		report.Count(conformance.Skipped))
 }
 
 func proofState(s conformance.Status) cli.Cell {

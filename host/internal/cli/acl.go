@@ -24,13 +24,9 @@ func (a *App) aclBootstrap() *cobra.Command {
 		Long: `Make the first management token, once. Run it as root on a server, or with a
 certificate of the role cli. The secret is shown only once: keep it where only operators can
 read it. When all management tokens are lost, the error says how to make another.`,
-		Example: "pannier acl bootstrap",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error { return a.showNewToken(resp.GetToken(), resp.GetSecret()) })
+			return a.Print(resp, err, func() { a.showNewToken(resp.GetToken(), resp.GetSecret()) })
 		}),
 	}
 }
@@ -72,29 +68,15 @@ func cleanToken(text, from string) (string, error) {
 }
 
 // showNewToken shows a token with its secret, for the only time.
-func (a *App) showNewToken(t *hostv1.ACLToken, secret string) error {
-	table := a.aclTokenTable(t)
+func (a *App) showNewToken(t *hostv1.ACLToken, secret string) {
+	table := aclTokenTable(t)
 	table.Row("Secret", secret)
-	if err := a.Show(table); err != nil {
-		return err
-	}
 	a.Note("the secret is not shown again; call with it by -token-file FILE or %s", tokenEnv)
-	return nil
+	a.Show(table)
 }
 
 // listed writes names for a table.
 func listed(names []string) string { return strings.Join(names, ", ") }
-
-// aclNames completes by what the agent has.
-func aclNames[T any](list func(ctx context.Context, client *api.Client) ([]T, error), name func(T) string) lister {
-	return func(ctx context.Context, client *api.Client, _ string) (names []string, err error) {
-		all, err := list(ctx, client)
-		for _, one := range all {
-			names = append(names, name(one))
-		}
-		return names, err
-	}
-}
 
 // maxPolicy bounds a policy's file, in bytes; the agent takes 64 KiB.
 const maxPolicy = 1 << 20
@@ -105,76 +87,53 @@ func (a *App) aclPolicyCommand() *cobra.Command {
 }
 
 func (a *App) aclPolicyApply() *cobra.Command {
-	var description string
+	req := &hostv1.PutACLPolicyRequest{}
 	cmd := &cobra.Command{
 		Use: "apply NAME FILE", Short: "Add a policy, or replace its rules",
 		Long: `Add a policy, or replace its rules. FILE has the rules in HCL or JSON; - is
 standard input. The policy "anonymous" applies to calls without a token.`,
 		Example: "pannier acl policy apply developers developers.hcl",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			rules, err := readPolicy(args[1])
+			rules, err := readFile(args[1], maxPolicy)
 			if err != nil {
-				return err
+				return Usage("read the policy: %w", err)
 			}
-			resp, err := client.ACL.PutACLPolicy(ctx,
-				&hostv1.PutACLPolicyRequest{Name: args[0], Description: description, Rules: rules})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error {
-				a.Note("policy %q is applied; give it to a token: pannier acl token create -policy %s", args[0], args[0])
-				return nil
-			})
+			req.Name, req.Rules = args[0], rules
+			resp, err := client.ACL.PutACLPolicy(ctx, req)
+			return a.Done(resp, err, "policy %q is applied; give it to a token: pannier acl token create -policy %s", args[0],
+				args[0])
 		}),
 	}
-	cmd.Flags().StringVar(&description, "description", "", "what the policy is for, as `TEXT`")
+	cmd.Flags().StringVar(&req.Description, "description", "", "what the policy is for, as `TEXT`")
 	return cmd
 }
 
-func readPolicy(path string) (string, error) {
-	in := io.Reader(os.Stdin)
+// readFile reads a text of at most so many bytes; - is standard input.
+func readFile(path string, most int64) (string, error) {
+	in := os.Stdin
 	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
-			return "", Usage("read the policy: %w", err)
+			return "", err
 		}
 		defer f.Close()
 		in = f
 	}
-	text, err := io.ReadAll(io.LimitReader(in, maxPolicy))
-	if err != nil {
-		return "", Usage("read the policy: %w", err)
-	}
-	return string(text), nil
+	text, err := io.ReadAll(io.LimitReader(in, most))
+	return string(text), err
 }
-
-var policyNames = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv1.ACLPolicy, error) {
-	resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
-	if err != nil {
-		return nil, err
-	}
-	return resp.GetPolicies(), nil
-}, (*hostv1.ACLPolicy).GetName)
 
 func (a *App) aclPolicyList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the policies; without a management token, your own",
-		Example: "pannier acl policy list",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error {
-				if len(resp.GetPolicies()) == 0 {
-					a.Note("no policies; add one: pannier acl policy apply NAME FILE")
-					return nil
-				}
+			return a.Print(resp, err, func() {
 				t := NewTable("NAME", "DESCRIPTION", "CHANGED")
 				for _, p := range resp.GetPolicies() {
 					t.Row(p.GetName(), p.GetDescription(), age(p.GetModifiedAt()))
 				}
-				return a.Show(t)
+				a.List(t, "no policies; add one: pannier acl policy apply NAME FILE")
 			})
 		}),
 	}
@@ -183,18 +142,13 @@ func (a *App) aclPolicyList() *cobra.Command {
 func (a *App) aclPolicyRead() *cobra.Command {
 	return &cobra.Command{
 		Use: "read NAME", Short: "Write a policy's rules to standard output",
-		Example:           "pannier acl policy read developers",
-		ValidArgsFunction: a.CompleteIDs(policyNames),
+		Example: "pannier acl policy read developers",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.GetACLPolicy(ctx, &hostv1.GetACLPolicyRequest{Name: args[0]})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
-			}
-			return a.Print(resp, func() error {
+			return a.Print(resp, err, func() {
 				for line := range strings.Lines(resp.GetPolicy().GetRules()) {
-					fmt.Fprintln(a.Out, printable(strings.TrimSuffix(line, "\n")))
+					a.Say("%s", strings.TrimSuffix(line, "\n"))
 				}
-				return nil
 			})
 		}),
 	}
@@ -203,14 +157,10 @@ func (a *App) aclPolicyRead() *cobra.Command {
 func (a *App) aclPolicyDelete() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete NAME", Short: "Delete a policy; tokens and roles that have it lose what it allowed",
-		Example:           "pannier acl policy delete developers",
-		ValidArgsFunction: a.CompleteIDs(policyNames),
+		Example: "pannier acl policy delete developers",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.DeleteACLPolicy(ctx, &hostv1.DeleteACLPolicyRequest{Name: args[0]})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
-			}
-			return a.Print(resp, func() error { a.Note("policy %q is deleted", args[0]); return nil })
+			return a.Done(resp, err, "policy %q is deleted", args[0])
 		}),
 	}
 }
@@ -221,59 +171,34 @@ func (a *App) aclRoleCommand() *cobra.Command {
 }
 
 func (a *App) aclRoleApply() *cobra.Command {
-	var description string
-	var policies []string
+	req := &hostv1.PutACLRoleRequest{}
 	cmd := &cobra.Command{
 		Use: "apply NAME", Short: "Add a role, or replace its policies",
-		Example:           "pannier acl role apply on-call -policy developers -policy operators",
-		ValidArgsFunction: a.CompleteIDs(roleNames),
+		Example: "pannier acl role apply on-call -policy developers -policy operators",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.PutACLRole(ctx, &hostv1.PutACLRoleRequest{
-				Name: args[0], Description: description, Policies: policies,
-			})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
-			}
-			return a.Print(resp, func() error {
-				a.Note("role %q is applied; give it to a token: pannier acl token create -role %s", args[0], args[0])
-				return nil
-			})
+			req.Name = args[0]
+			resp, err := client.ACL.PutACLRole(ctx, req)
+			return a.Done(resp, err,
+				"role %q is applied; give it to a token: pannier acl token create -role %s", args[0], args[0])
 		}),
 	}
-	cmd.Flags().StringVar(&description, "description", "", "what the role is for, as `TEXT`")
-	cmd.Flags().StringArrayVar(&policies, "policy", nil, "a policy's `NAME`; may be given more than once")
-	completeFlag(cmd, "policy", a.CompleteIDs(policyNames))
+	cmd.Flags().StringVar(&req.Description, "description", "", "what the role is for, as `TEXT`")
+	cmd.Flags().StringArrayVar(&req.Policies, "policy", nil, "a policy's `NAME`; may be given more than once")
 	require(cmd, "policy")
 	return cmd
 }
 
-var roleNames = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv1.ACLRole, error) {
-	resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
-	if err != nil {
-		return nil, err
-	}
-	return resp.GetRoles(), nil
-}, (*hostv1.ACLRole).GetName)
-
 func (a *App) aclRoleList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the roles",
-		Example: "pannier acl role list",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error {
-				if len(resp.GetRoles()) == 0 {
-					a.Note("no roles; add one: pannier acl role apply NAME -policy POLICY")
-					return nil
-				}
+			return a.Print(resp, err, func() {
 				t := NewTable("NAME", "POLICIES", "DESCRIPTION", "CHANGED")
 				for _, r := range resp.GetRoles() {
 					t.Row(r.GetName(), listed(r.GetPolicies()), r.GetDescription(), age(r.GetModifiedAt()))
 				}
-				return a.Show(t)
+				a.List(t, "no roles; add one: pannier acl role apply NAME -policy POLICY")
 			})
 		}),
 	}
@@ -282,20 +207,16 @@ func (a *App) aclRoleList() *cobra.Command {
 func (a *App) aclRoleRead() *cobra.Command {
 	return &cobra.Command{
 		Use: "read NAME", Short: "Show a role",
-		Example:           "pannier acl role read on-call",
-		ValidArgsFunction: a.CompleteIDs(roleNames),
+		Example: "pannier acl role read on-call",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.GetACLRole(ctx, &hostv1.GetACLRoleRequest{Name: args[0]})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier acl role list lists the roles")
-			}
-			return a.Print(resp, func() error {
+			return a.Print(resp, err, func() {
 				r, t := resp.GetRole(), NewTable()
 				t.Row("Name", r.GetName())
 				t.Row("Description", r.GetDescription())
 				t.Row("Policies", listed(r.GetPolicies()))
 				t.Row("Changed", age(r.GetModifiedAt()))
-				return a.Show(t)
+				a.Show(t)
 			})
 		}),
 	}
@@ -304,14 +225,10 @@ func (a *App) aclRoleRead() *cobra.Command {
 func (a *App) aclRoleDelete() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete NAME", Short: "Delete a role; tokens that have it lose what it allowed",
-		Example:           "pannier acl role delete on-call",
-		ValidArgsFunction: a.CompleteIDs(roleNames),
+		Example: "pannier acl role delete on-call",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.DeleteACLRole(ctx, &hostv1.DeleteACLRoleRequest{Name: args[0]})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier acl role list lists the roles")
-			}
-			return a.Print(resp, func() error { a.Note("role %q is deleted", args[0]); return nil })
+			return a.Done(resp, err, "role %q is deleted", args[0])
 		}),
 	}
 }

@@ -30,10 +30,8 @@ func (a *App) aclTokenCreate() *cobra.Command {
 				req.Ttl = durationpb.New(ttl)
 			}
 			resp, err := client.ACL.CreateACLToken(ctx, req)
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier acl policy list and pannier acl role list list what there is")
-			}
-			return a.Print(resp, func() error { return a.showNewToken(resp.GetToken(), resp.GetSecret()) })
+			err = hint(err, ExitNotFound, "pannier acl policy list and pannier acl role list list what there is")
+			return a.Print(resp, err, func() { a.showNewToken(resp.GetToken(), resp.GetSecret()) })
 		}),
 	}
 	flags := cmd.Flags()
@@ -42,39 +40,21 @@ func (a *App) aclTokenCreate() *cobra.Command {
 	flags.StringArrayVar(&req.Policies, "policy", nil, "a policy's `NAME`; may be given more than once")
 	flags.StringArrayVar(&req.Roles, "role", nil, "a role's `NAME`; may be given more than once")
 	flags.DurationVar(&ttl, "ttl", 0, "the `TIME` after which it expires, such as 8h (default: never)")
-	completeFlag(cmd, "policy", a.CompleteIDs(policyNames))
-	completeFlag(cmd, "role", a.CompleteIDs(roleNames))
 	return cmd
 }
-
-var tokenAccessors = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv1.ACLToken, error) {
-	resp, err := client.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
-	if err != nil {
-		return nil, err
-	}
-	return resp.GetTokens(), nil
-}, (*hostv1.ACLToken).GetAccessor)
 
 func (a *App) aclTokenList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the tokens, without their secrets",
-		Example: "pannier acl token list",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error {
-				if len(resp.GetTokens()) == 0 {
-					a.Note("no tokens; make the first: pannier acl bootstrap")
-					return nil
-				}
+			return a.Print(resp, err, func() {
 				t := NewTable("ACCESSOR", "NAME", "TYPE", "POLICIES", "ROLES", "AGE", "EXPIRES")
 				for _, k := range resp.GetTokens() {
 					t.Row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()),
 						age(k.GetCreatedAt()), expires(k))
 				}
-				return a.Show(t)
+				a.List(t, "no tokens; make the first: pannier acl bootstrap")
 			})
 		}),
 	}
@@ -91,14 +71,11 @@ func expires(t *hostv1.ACLToken) Cell {
 func (a *App) aclTokenRead() *cobra.Command {
 	return &cobra.Command{
 		Use: "read ACCESSOR", Short: "Show a token, without its secret",
-		Example:           "pannier acl token read 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
-		ValidArgsFunction: a.CompleteIDs(tokenAccessors),
+		Example: "pannier acl token read 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.GetACLToken(ctx, &hostv1.GetACLTokenRequest{Accessor: args[0]})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
-			}
-			return a.Print(resp, func() error { return a.Show(a.aclTokenTable(resp.GetToken())) })
+			return a.Print(resp, err,
+				func() { a.Show(aclTokenTable(resp.GetToken())) })
 		}),
 	}
 }
@@ -106,14 +83,10 @@ func (a *App) aclTokenRead() *cobra.Command {
 func (a *App) aclTokenDelete() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete ACCESSOR", Short: "Delete a token; it is refused at once",
-		Example:           "pannier acl token delete 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
-		ValidArgsFunction: a.CompleteIDs(tokenAccessors),
+		Example: "pannier acl token delete 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.DeleteACLToken(ctx, &hostv1.DeleteACLTokenRequest{Accessor: args[0]})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
-			}
-			return a.Print(resp, func() error { a.Note("token %s is deleted", args[0]); return nil })
+			return a.Done(resp, err, "token %s is deleted", args[0])
 		}),
 	}
 }
@@ -121,31 +94,20 @@ func (a *App) aclTokenDelete() *cobra.Command {
 func (a *App) aclTokenSelf() *cobra.Command {
 	return &cobra.Command{
 		Use: "self", Short: "Show the token of this call, and what it allows",
-		Example: "pannier acl token self",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error { return a.showSelf(resp) })
+			return a.Print(resp, err, func() { a.showSelf(resp) })
 		}),
 	}
 }
 
-func (a *App) showSelf(m *hostv1.GetACLSelfResponse) error {
+func (a *App) showSelf(m *hostv1.GetACLSelfResponse) {
 	t := NewTable()
+	t.Row("Accessor", "")
 	if m.GetToken() != nil {
-		t = a.aclTokenTable(m.GetToken())
-	} else {
-		t.Row("Accessor", "")
+		t = aclTokenTable(m.GetToken())
 	}
-	may := "what these policies allow: "
-	for i, p := range m.GetPolicies() {
-		if i > 0 {
-			may += ", "
-		}
-		may += p.GetName()
-	}
+	may := "what these policies allow: " + listed(names(m.GetPolicies(), (*hostv1.ACLPolicy).GetName))
 	switch {
 	case m.GetManagement():
 		may = "everything"
@@ -153,10 +115,10 @@ func (a *App) showSelf(m *hostv1.GetACLSelfResponse) error {
 		may = "nothing"
 	}
 	t.Row("May do", may)
-	return a.Show(t)
+	a.Show(t)
 }
 
-func (a *App) aclTokenTable(t *hostv1.ACLToken) *Table {
+func aclTokenTable(t *hostv1.ACLToken) *Table {
 	out := NewTable()
 	out.Row("Accessor", t.GetAccessor())
 	out.Row("Name", t.GetName())

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -63,6 +64,7 @@ type App struct {
 	noColor                    bool
 	client                     *api.Client
 	traces                     *tracing.Tracer
+	outErr                     error // the first of the output
 	// started is set when a command's own work begins: later errors are not of usage.
 	started bool
 	// patience bounds how long a repeatable call is retried while the agent is down.
@@ -129,7 +131,7 @@ func (a *App) Root(root *cobra.Command) *cobra.Command {
 	version, run := root.Flags().BoolP("version", "v", false, "show the version"), root.RunE
 	root.RunE = func(cmd *cobra.Command, args []string) error {
 		if *version {
-			return a.Say("pannier %s", a.Options.Version)
+			return a.Done(a.version(), nil, "pannier %s", a.Options.Version)
 		}
 		return run(cmd, args)
 	}
@@ -147,7 +149,7 @@ func (a *App) Root(root *cobra.Command) *cobra.Command {
 		"the `file` with the secret of the ACL token to call with (default: what PANNIER_TOKEN has)")
 	flags.StringVarP(&a.format, "output", "o", formatTable, "output `format`: table or json")
 	flags.BoolVar(&a.noColor, "no-color", false, "no colours (also: NO_COLOR)")
-	complete(root)
+	a.complete(root)
 	return root
 }
 
@@ -175,16 +177,17 @@ func (a *App) Noun(use, short string, commands ...*cobra.Command) *cobra.Command
 
 // complete gives the commands below one what follows from their names: the check of arguments, an example, and for a
 // noun's list the names that people try.
-func complete(cmd *cobra.Command) {
+func (a *App) complete(cmd *cobra.Command) {
 	listed := false
 	for _, sub := range cmd.Commands() {
-		complete(sub)
+		a.complete(sub)
 		switch {
 		case sub.HasSubCommands():
 			continue
 		case sub.Args == nil && !sub.DisableFlagParsing:
 			sub.Args = checkArgs
 		}
+		a.completeArguments(sub)
 		sub.Example = cmp.Or(sub.Example, sub.CommandPath())
 		if sub.Name() == "list" {
 			sub.Aliases, listed = []string{"ls"}, true
@@ -223,9 +226,26 @@ func (a *App) WithClient(work func(ctx context.Context, client *api.Client, args
 			}
 			ctx, end := a.traces.Begin(ctx, cmd.CommandPath())
 			defer func() { end(err) }()
-			return work(ctx, client, args)
+			return advise(cmd, args, work(ctx, client, args))
 		})(cmd, args)
 	}
+}
+
+// each does something with every message of a stream, until it ends or is interrupted. err is that of its call.
+func each[T any](ctx context.Context, stream *connect.ServerStreamForClient[T], err error, do func(*T) error) error {
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if err := do(stream.Msg()); err != nil {
+			return err
+		}
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return nil // following ends by an interrupt
+	}
+	return stream.Err()
 }
 
 // Client returns the client for the address of the flag or the environment.
@@ -311,7 +331,7 @@ func (a *App) versionCommand() *cobra.Command {
 		Use: "version", Short: "Show this program's version",
 		RunE: a.Do(func(context.Context, []string) error {
 			v := a.version()
-			return a.Done(v, "%s", v)
+			return a.Done(v, nil, "%s", v)
 		}),
 	}
 }

@@ -2,12 +2,16 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -15,122 +19,161 @@ import (
 // completeTimeout bounds how long a shell waits for the agent's ids.
 const completeTimeout = time.Second
 
-// lister asks the agent for ids, of a namespace if they have one.
-type lister func(ctx context.Context, client *api.Client, namespace string) ([]string, error)
+// kind is a kind of things that commands have as arguments.
+type kind struct {
+	// list asks the agent for their names; nil: they are not completed. namespace and node may be empty.
+	list func(ctx context.Context, client *api.Client, namespace, node string) ([]string, error)
+	// known says how to find the names.
+	known string
+}
 
-type completer func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
+var (
+	drivers   = kind{driverIDs, "pannier driver status lists the drivers"}
+	nodes     = kind{nodeIDs, "pannier node status lists the nodes"}
+	policies  = kind{policyNames, "pannier acl policy list lists the policies"}
+	roles     = kind{roleNames, "pannier acl role list lists the roles"}
+	volumes   = kind{volumeIDs, "pannier volume status lists the volumes"}
+	workloads = kind{workloadIDs, "pannier workload status lists the workloads"}
+)
 
-// CompleteIDs completes the first argument with the agent's ids.
-func (a *App) CompleteIDs(list lister) completer {
-	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+// arguments are the kinds of first arguments, by the noun before them and their names in Use, or by their names.
+var arguments = map[string]kind{
+	"DRIVER": drivers, "NODE": nodes, "VOLUME": volumes, "SPEC|ID": workloads,
+	"driver ID": drivers, "policy NAME": policies, "role NAME": roles, "volume ID": volumes,
+	"plugin NAME":    {pluginNames, "pannier plugin list lists the plugins"},
+	"token ACCESSOR": {tokenAccessors, "pannier acl token list lists the tokens"},
+	"keyring ID":     {nil, "pannier keyring list has the keys' ids"},
+	"raft NAME":      {nil, "pannier operator raft list-peers lists the servers"},
+	"server NAME":    {nil, "pannier server members lists the agents"},
+}
+
+// valued are the kinds of the values of flags.
+var valued = map[string]kind{"node": nodes, "policy": policies, "role": roles, "workload": workloads}
+
+// firstArgument returns the name of a command's first argument, and its kind.
+func firstArgument(cmd *cobra.Command) (name string, k kind) {
+	words := strings.Fields(cmd.Use)
+	if len(words) < 2 {
+		return "", kind{}
+	}
+	name = strings.Trim(words[1], "[].")
+	k, ok := arguments[cmd.Parent().Name()+" "+name]
+	if !ok {
+		k = arguments[name]
+	}
+	return name, k
+}
+
+// completeArguments completes what of a command has a kind.
+func (a *App) completeArguments(cmd *cobra.Command) {
+	if name, k := firstArgument(cmd); k.list != nil && cmd.ValidArgsFunction == nil {
+		cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+			switch {
+			case len(args) > 0:
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			case strings.HasPrefix(name, "SPEC"):
+				return a.ids(cmd, k, typed), cobra.ShellCompDirectiveDefault
+			}
+			return a.ids(cmd, k, typed), cobra.ShellCompDirectiveNoFileComp
 		}
-		return a.ids(cmd, list, typed), cobra.ShellCompDirectiveNoFileComp
 	}
-}
-
-// completeFlag completes a flag's value.
-func completeFlag(cmd *cobra.Command, flag string, values completer) {
-	// It fails only for an unknown flag.
-	_ = cmd.RegisterFlagCompletionFunc(flag,
-		func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-			return values(cmd, nil, typed)
-		})
-}
-
-// completeFileOrID completes the first argument with ids and files.
-func (a *App) completeFileOrID(list lister) completer {
-	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+	cmd.Flags().VisitAll(func(flag *pflag.Flag) {
+		if k := valued[flag.Name]; k.list != nil && flag.Value.Type() != "bool" {
+			// It fails only for an unknown flag.
+			_ = cmd.RegisterFlagCompletionFunc(flag.Name,
+				func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+					return a.ids(cmd, k, typed), cobra.ShellCompDirectiveNoFileComp
+				})
 		}
-		return a.ids(cmd, list, typed), cobra.ShellCompDirectiveDefault
-	}
-}
-
-// completeSpec completes the first argument with spec files.
-func completeSpec(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return []string{"hcl", "json"}, cobra.ShellCompDirectiveFilterFileExt
+	})
 }
 
 // ids returns the ids that start with what was typed; none when the agent does not answer.
-func (a *App) ids(cmd *cobra.Command, list lister, typed string) []string {
+func (a *App) ids(cmd *cobra.Command, k kind, typed string) []string {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
 	defer cancel()
 	client, err := a.Client()
 	if err != nil {
 		return nil
 	}
-	all, err := list(ctx, client, a.namespaceOr("*"))
+	node := ""
+	if flag := cmd.Flag("node"); flag != nil {
+		node = flag.Value.String()
+	}
+	all, err := k.list(ctx, client, a.namespaceOr("*"), node)
 	if err != nil {
 		return nil
 	}
-	var matching []string
-	for _, id := range all {
-		if strings.HasPrefix(id, typed) {
-			matching = append(matching, id)
-		}
-	}
-	return matching
+	return slices.DeleteFunc(all, func(id string) bool { return !strings.HasPrefix(id, typed) })
 }
 
-func driverIDs(ctx context.Context, client *api.Client, _ string) ([]string, error) {
+// advise adds to an error what to do next, as far as that follows from what the command is about.
+func advise(cmd *cobra.Command, args []string, err error) error {
+	if err == nil || errors.As(err, new(*hintError)) {
+		return err
+	}
+	_, k := firstArgument(cmd)
+	text := message(err)
+	switch missing, _ := classify(err); {
+	case strings.Contains(text, "is not on this node") || strings.Contains(text, "is on no node"):
+		k = drivers
+	case len(args) > 0 && strings.Contains(text, "held by workload"):
+		return Hinted(err, "pannier volume explain %s says what its holders wait for", escape.Argument(args[0]))
+	case missing != ExitNotFound:
+		return err
+	}
+	if k.known == "" {
+		return err
+	}
+	return Hinted(err, "%s", k.known)
+}
+
+// names returns the name of each.
+func names[T any](all []T, name func(T) string) (out []string) {
+	for _, one := range all {
+		out = append(out, name(one))
+	}
+	return out
+}
+
+func driverIDs(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
 	resp, err := client.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
-	if err != nil {
-		return nil, err
-	}
-	var ids []string
-	for _, d := range resp.GetDrivers() {
-		ids = append(ids, d.GetId())
-	}
-	return ids, nil
+	return names(resp.GetDrivers(), (*hostv1.Driver).GetId), err
 }
 
-func nodeIDs(ctx context.Context, client *api.Client, _ string) ([]string, error) {
+func nodeIDs(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
 	resp, err := client.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
-	if err != nil {
-		return nil, err
-	}
-	var ids []string
-	for _, n := range resp.GetNodes() {
-		ids = append(ids, n.GetName())
-	}
-	return ids, nil
+	return names(resp.GetNodes(), (*hostv1.Node).GetName), err
 }
 
-func volumeIDs(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
+func pluginNames(ctx context.Context, client *api.Client, _, node string) ([]string, error) {
+	resp, err := client.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
+	return names(resp.GetPlugins(), (*hostv1.Plugin).GetName), err
+}
+
+func policyNames(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
+	resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
+	return names(resp.GetPolicies(), (*hostv1.ACLPolicy).GetName), err
+}
+
+func roleNames(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
+	resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
+	return names(resp.GetRoles(), (*hostv1.ACLRole).GetName), err
+}
+
+func tokenAccessors(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
+	resp, err := client.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
+	return names(resp.GetTokens(), (*hostv1.ACLToken).GetAccessor), err
+}
+
+func volumeIDs(ctx context.Context, client *api.Client, namespace, _ string) ([]string, error) {
 	resp, err := client.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{Namespace: namespace})
-	if err != nil {
-		return nil, err
-	}
-	var ids []string
-	for _, v := range resp.GetVolumes() {
-		ids = append(ids, v.GetSpec().GetId())
-	}
-	return ids, nil
+	return names(resp.GetVolumes(), func(v *hostv1.Volume) string { return v.GetSpec().GetId() }), err
 }
 
-func workloadIDs(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
-	return workloadIDsOf(new(string))(ctx, client, namespace)
-}
-
-// workloadIDsOf lists the workloads of the node that a flag names.
-func workloadIDsOf(node *string) lister {
-	return func(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
-		resp, err := client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: namespace, Node: *node})
-		if err != nil {
-			return nil, err
-		}
-		var ids []string
-		for _, w := range resp.GetWorkloads() {
-			ids = append(ids, w.GetSpec().GetId())
-		}
-		return ids, nil
-	}
+func workloadIDs(ctx context.Context, client *api.Client, namespace, node string) ([]string, error) {
+	resp, err := client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: namespace, Node: node})
+	return names(resp.GetWorkloads(), func(w *hostv1.Workload) string { return w.GetSpec().GetId() }), err
 }
 
 func (a *App) completionCommand() *cobra.Command {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -90,11 +89,11 @@ func (a *App) debug(ctx context.Context, path string, paths []string, during tim
 		File string `json:"file"`
 		bundle.Summary
 	}{path, sum}
-	return a.Print(written, func() error {
+	return a.Print(written, nil, func() {
 		for _, line := range sum.Missing {
 			a.Note("missing: %s", line)
 		}
-		return a.Say("wrote %s: %s", path, escape.Count(sum.Files, "file"))
+		a.Say("wrote %s: %s", path, escape.Count(sum.Files, "file"))
 	})
 }
 
@@ -128,14 +127,12 @@ func (c *collection) collect(ctx context.Context, during time.Duration) {
 		c.Missing("the search for secrets", fmt.Errorf("those in the agent's configuration were not searched for: %w",
 			cmp.Or(patient.ConfigErr, errors.New("it is not known where that is"))))
 	}
-	c.text("doctor.txt", func(a *App) error {
-		found, err := doctor.Examine(ctx, patient)
-		return errors.Join(err, a.showFindings(found))
-	})
+	found, err := doctor.Examine(ctx, patient)
+	c.text("doctor.txt", err, func(a *App) { a.showFindings(found) })
 	status := collectAnswer(ctx, c, "status", c.client.Agent.Status, &hostv1.StatusRequest{})
 	if status != nil {
 		c.name = status.GetName()
-		c.text("status.txt", func(a *App) error { return a.showStatus(status) })
+		c.text("status.txt", nil, func(a *App) { a.showStatus(status) })
 	}
 	collectAnswer(ctx, c, "volumes", c.client.Volumes.ListVolumes, &hostv1.ListVolumesRequest{})
 	collectAnswer(ctx, c, "workloads", c.client.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{})
@@ -150,28 +147,28 @@ func (c *collection) collect(ctx context.Context, during time.Duration) {
 }
 
 // text adds what a command shows to people.
-func (c *collection) text(name string, show func(a *App) error) {
+func (c *collection) text(name string, err error, show func(a *App)) {
 	shown := *c.a
 	shown.Out, shown.Err, shown.format, shown.noColor = c.File(name), c.File(name), formatTable, true
-	c.Missing(name, show(&shown))
+	show(&shown)
+	c.Missing(name, errors.Join(err, shown.outErr))
 }
 
 // message adds a message as JSON.
 func (c *collection) message(name string, m proto.Message, indent string) {
 	shown := *c.a
 	shown.Out = c.File(name)
-	c.Missing(name, shown.writeJSON(m, indent))
+	shown.writeJSON(m, indent)
+	c.Missing(name, shown.outErr)
 }
 
 // versions adds those of this program and of the kernel.
 func (c *collection) versions() {
-	c.text("versions.txt", func(a *App) error {
-		var kernel unix.Utsname
-		if err := unix.Uname(&kernel); err != nil {
-			return err
-		}
-		hosts := unix.ByteSliceToString(kernel.Release[:]) + " " + unix.ByteSliceToString(kernel.Version[:])
-		return errors.Join(a.Say("%s", a.version().String()), a.Say("kernel %s", hosts))
+	var kernel unix.Utsname
+	err := unix.Uname(&kernel)
+	c.text("versions.txt", err, func(a *App) {
+		a.Say("%s", a.version())
+		a.Say("kernel %s %s", unix.ByteSliceToString(kernel.Release[:]), unix.ByteSliceToString(kernel.Version[:]))
 	})
 }
 
@@ -184,13 +181,7 @@ func (c *collection) diagnose(ctx context.Context, during time.Duration) {
 		req.Cpu = durationpb.New(during)
 	}
 	stream, err := c.client.Agent.Diagnose(ctx, req)
-	if err != nil {
-		c.Missing("the agent's own files", err)
-		return
-	}
-	defer stream.Close()
-	for stream.Receive() {
-		m := stream.Msg()
+	c.Missing("the agent's own files", each(ctx, stream, err, func(m *hostv1.DiagnoseResponse) error {
 		for _, path := range m.GetSecretFiles() {
 			c.SecretFile(path)
 		}
@@ -203,8 +194,8 @@ func (c *collection) diagnose(ctx context.Context, during time.Duration) {
 		if m.GetError() != "" {
 			c.Missing(m.GetFile(), errors.New(m.GetError()))
 		}
-	}
-	c.Missing("the agent's own files", stream.Err())
+		return nil
+	}))
 }
 
 // collectAnswer adds the answer of a call, and returns it; nil if there is none.
@@ -232,16 +223,13 @@ func (c *collection) logs(ctx context.Context, status *hostv1.StatusResponse) {
 	defer cancel()
 	const events = "events.jsonl"
 	stream, err := c.client.Agent.Events(ctx, &hostv1.EventsRequest{Recent: keptEvents})
-	if err == nil {
-		for stream.Receive() {
-			c.message(events, stream.Msg().GetEvent(), "")
-		}
-		err = errors.Join(stream.Err(), stream.Close())
-	}
-	c.Missing(events, err)
+	c.Missing(events, each(ctx, stream, err, func(m *hostv1.EventsResponse) error {
+		c.message(events, m.GetEvent(), "")
+		return nil
+	}))
 	for _, p := range status.GetPlugins() {
 		stream, err := c.client.Plugins.PluginLog(ctx, &hostv1.PluginLogRequest{Name: p.GetName(), Recent: debugLines})
-		addLog(c, "logs/plugin-"+p.GetName()+".log", stream, err)
+		addLog(ctx, c, "logs/plugin-"+p.GetName()+".log", stream, err)
 	}
 	driver := func(name string, req *hostv1.DriverLogRequest, d *hostv1.Driver) {
 		if d.GetPid() == 0 && d.GetRestarts() == 0 { // the agent does not run it
@@ -249,7 +237,7 @@ func (c *collection) logs(ctx context.Context, status *hostv1.StatusResponse) {
 		}
 		req.Recent = debugLines
 		stream, err := c.client.Drivers.DriverLog(ctx, req)
-		addLog(c, "logs/driver-"+name+".log", stream, err)
+		addLog(ctx, c, "logs/driver-"+name+".log", stream, err)
 	}
 	for _, d := range status.GetDrivers() {
 		id := d.GetId()
@@ -261,15 +249,10 @@ func (c *collection) logs(ctx context.Context, status *hostv1.StatusResponse) {
 // addLog adds the lines of a log's stream to a file.
 func addLog[T any, M interface {
 	*T
-	logResponse
-}](c *collection, name string, stream *connect.ServerStreamForClient[T], err error) {
-	if err == nil {
-		var text bytes.Buffer
-		for stream.Receive() {
-			text.WriteString(M(stream.Msg()).GetLine() + "\n")
-		}
-		c.File(name).Write(text.Bytes())
-		err = errors.Join(stream.Err(), stream.Close())
-	}
-	c.Missing(name, err)
+	GetLine() string
+}](ctx context.Context, c *collection, name string, stream *connect.ServerStreamForClient[T], err error) {
+	c.Missing(name, each(ctx, stream, err, func(m *T) error {
+		c.File(name).WriteString(M(m).GetLine() + "\n")
+		return nil
+	}))
 }

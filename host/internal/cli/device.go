@@ -21,13 +21,9 @@ func (a *App) deviceCommand() *cobra.Command {
 func (a *App) deviceList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the devices, and which workload has which",
-		Example: "pannier device list",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Devices.ListDevices(ctx, &hostv1.ListDevicesRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error { return a.showDevices(resp.GetGroups()) })
+			return a.Print(resp, err, func() { a.showDevices(resp.GetGroups()) })
 		}),
 	}
 }
@@ -40,35 +36,17 @@ func (a *App) deviceStats() *cobra.Command {
 is one line.`,
 		Example: "pannier device stats -interval 5s",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			if interval < 0 || interval > 0 && interval < 100*time.Millisecond {
-				return Usage("-interval: 100ms at least")
-			}
 			stream, err := client.Devices.DeviceStats(ctx, &hostv1.DeviceStatsRequest{IntervalMs: interval.Milliseconds()})
-			if err != nil {
-				return err
-			}
-			defer stream.Close()
-			for stream.Receive() {
-				m := stream.Msg()
-				if err := a.printLine(m, func() error { return a.showDeviceStats(m) }); err != nil {
-					return err
-				}
-			}
-			if ctx.Err() != nil {
-				return nil // Following ends by an interrupt.
-			}
-			return stream.Err()
+			return each(ctx, stream, err, func(m *hostv1.DeviceStatsResponse) error {
+				return a.printLine(m, func() { a.showDeviceStats(m) })
+			})
 		}),
 	}
 	cmd.Flags().DurationVar(&interval, "interval", 0, "repeat the answer every `DURATION`")
 	return cmd
 }
 
-func (a *App) showDevices(groups []*hostv1.DeviceGroup) error {
-	if len(groups) == 0 {
-		a.Note("no devices; a device plugin in the agent's plugin_dir reports them")
-		return nil
-	}
+func (a *App) showDevices(groups []*hostv1.DeviceGroup) {
 	t := NewTable("GROUP", "ID", "HEALTH", "WORKLOAD", "PLUGIN", "LOCALITY", "ATTRIBUTES", "MESSAGE")
 	for _, g := range groups {
 		for _, d := range g.GetDevices() {
@@ -81,16 +59,12 @@ func (a *App) showDevices(groups []*hostv1.DeviceGroup) error {
 				g.GetPlugin(), d.GetLocality(), joinMap(g.GetAttributes()), d.GetMessage())
 		}
 	}
-	return a.Show(t)
+	a.List(t, "no devices; a device plugin in the agent's plugin_dir reports them")
 }
 
-func (a *App) showDeviceStats(m *hostv1.DeviceStatsResponse) error {
+func (a *App) showDeviceStats(m *hostv1.DeviceStatsResponse) {
 	for _, plugin := range slices.Sorted(maps.Keys(m.GetProblems())) {
 		a.Note("warning: plugin %q: %s", plugin, m.GetProblems()[plugin])
-	}
-	if len(m.GetDevices()) == 0 {
-		a.Note("no statistics: no device plugin has any")
-		return nil
 	}
 	t := NewTable("PLUGIN", "ID", "SUMMARY", "VALUES")
 	for _, d := range m.GetDevices() {
@@ -100,5 +74,5 @@ func (a *App) showDeviceStats(m *hostv1.DeviceStatsResponse) error {
 		}
 		t.Row(d.GetPlugin(), d.GetId(), d.GetSummary(), strings.Join(values, " "))
 	}
-	return a.Show(t)
+	a.List(t, "no statistics: no device plugin has any")
 }

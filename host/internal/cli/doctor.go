@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -47,7 +46,7 @@ pannier doctor -node n2`,
 	cmd.Flags().StringArrayVar(&paths, "config", nil,
 		"`PATH` of the agent's configuration; may be given more than once (default "+config.SystemDir+", if it is there)")
 	cmd.Flags().BoolVar(&fix, "fix", false, "mend what can be mended without risk")
-	a.nodeFlag(cmd, &node)
+	nodeFlag(cmd, &node)
 	return cmd
 }
 
@@ -58,9 +57,6 @@ func (a *App) examineNode(ctx context.Context, node string) error {
 		return err
 	}
 	resp, err := client.Agent.Examine(ctx, &hostv1.ExamineRequest{Node: node})
-	if err != nil {
-		return err
-	}
 	var found []doctor.Finding
 	for _, f := range resp.GetFindings() {
 		found = append(found, doctor.Finding{
@@ -68,7 +64,7 @@ func (a *App) examineNode(ctx context.Context, node string) error {
 			Command: f.GetCommand(),
 		})
 	}
-	return a.showExamined(found)
+	return a.showExamined(found, err)
 }
 
 func (a *App) examine(ctx context.Context, paths []string, fix bool) error {
@@ -79,21 +75,16 @@ func (a *App) examine(ctx context.Context, paths []string, fix bool) error {
 	p := a.patient(client, paths)
 	p.Fix = fix
 	found, err := doctor.Examine(ctx, p)
-	if err != nil {
-		return err
-	}
-	return a.showExamined(found)
+	return a.showExamined(found, err)
 }
 
 // showExamined shows findings, and fails if one of them is a failure.
-func (a *App) showExamined(found []doctor.Finding) error {
-	if err := a.Print(found, func() error { return a.showFindings(found) }); err != nil {
-		return err
+func (a *App) showExamined(found []doctor.Finding, err error) error {
+	err = a.Print(found, err, func() { a.showFindings(found) })
+	if err == nil && doctor.Worst(found) == doctor.Fail {
+		err = silentExit(ExitError)
 	}
-	if doctor.Worst(found) == doctor.Fail {
-		return silentExit(ExitError)
-	}
-	return nil
+	return err
 }
 
 // patient is this machine with the configuration of its agent; without paths that of a package, if it is there.
@@ -113,39 +104,25 @@ func (a *App) patient(client *api.Client, paths []string) doctor.Patient {
 			return nil, doctor.ErrNoManagement
 		}
 		report, err := a.setUp(ctx, p.Config, in, false)
-		if err != nil {
-			return nil, err
-		}
-		for _, s := range report.Steps {
-			steps = append(steps, doctor.SetupStep(s))
-		}
-		if report.Error != "" {
+		if err == nil && report.Error != "" {
 			err = errors.New(report.Error)
 		}
-		return steps, err
+		return report.Steps, err
 	}
 	return p
 }
 
-func (a *App) showFindings(found []doctor.Finding) error {
+func (a *App) showFindings(found []doctor.Finding) {
 	colors := map[doctor.Status]Color{doctor.OK: Green, doctor.Warn: Yellow, doctor.Fail: Red}
 	for _, f := range found {
 		why := f.Why
 		if f.Fixed != "" {
 			why += " (" + f.Fixed + ")"
 		}
-		status := fmt.Sprintf("%-7s", f.Status)
-		if c := colors[f.Status]; c != "" && a.colored(a.Out) {
-			status = "\x1b[" + string(c) + "m" + status + "\x1b[0m"
-		}
-		if _, err := fmt.Fprintf(a.Out, "%s  %-19s  %s\n", status, f.Check, printable(why)); err != nil {
-			return err
-		}
+		status := Cell{fmt.Sprintf("%-7s", f.Status), colors[f.Status]}
+		a.write(fmt.Sprintf("%s  %-19s  %s\n", status.painted(a.colored(a.Out)), f.Check, printable(why)))
 		if f.Command != "" && f.Fixed != "mended" {
-			if err := a.Say("%s", strings.Repeat(" ", 30)+"run: "+f.Command); err != nil {
-				return err
-			}
+			a.Say("%30srun: %s", "", f.Command)
 		}
 	}
-	return nil
 }

@@ -38,12 +38,9 @@ func (a *App) driverRegister() *cobra.Command {
 			}
 			req.HealthTimeoutMs = timeout.Milliseconds()
 			resp, err := client.Drivers.RegisterDriver(ctx, req)
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error {
+			return a.Print(resp, err, func() {
 				d := resp.GetDriver()
-				return a.Say("driver %q is registered, %s", d.GetId(), stateOf(d, req.Type))
+				a.Say("driver %q is registered, %s", d.GetId(), stateOf(d, req.Type))
 			})
 		}),
 	}
@@ -65,17 +62,13 @@ func (a *App) driverDeregister() *cobra.Command {
 		Use: "deregister ID", Short: "Remove a driver that was registered at run time",
 		Long: `Remove a driver that was registered at run time. Refused while a volume is mounted through
 it, unless -force is given.`,
-		Example:           "pannier driver deregister nfs",
-		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		Example: "pannier driver deregister nfs",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
 			resp, err := client.Drivers.DeregisterDriver(ctx, req)
-			if err != nil {
-				err = hintDriver(err)
-				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
-					args[0])
-			}
-			return a.Done(resp, "driver %q is deregistered", args[0])
+			err = hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
+				args[0])
+			return a.Done(resp, err, "driver %q is deregistered", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&req.Force, "force", false, "remove it even while a volume is mounted through it")
@@ -90,16 +83,11 @@ func (a *App) driverRestart() *cobra.Command {
 		Long: `Restart a driver that the agent runs, with its present csi_driver block and program. Refused
 while the driver is in use, unless -force is given: volumes stay mounted then, except file
 systems that the driver's own process serves.`,
-		Example:           "pannier driver restart local",
-		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		Example: "pannier driver restart local",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
 			resp, err := client.Drivers.RestartDriver(ctx, req)
-			if err != nil {
-				err = hintDriver(err)
-				return hint(err, ExitRefused, "pannier driver status %s", args[0])
-			}
-			return a.Print(resp, func() error {
+			return a.Print(resp, hint(err, ExitRefused, "pannier driver status %s", args[0]), func() {
 				d := resp.GetDriver()
 				text := fmt.Sprintf("driver %q is restarted", d.GetId())
 				for _, p := range []*hostv1.Driver{d, d.GetController()} {
@@ -107,7 +95,7 @@ systems that the driver's own process serves.`,
 						text += fmt.Sprintf(" as process %d, %s;", p.GetPid(), stateOf(d, p.GetType()))
 					}
 				}
-				return a.Say("%s", strings.TrimSuffix(text, ";"))
+				a.Say("%s", strings.TrimSuffix(text, ";"))
 			})
 		}),
 	}
@@ -131,30 +119,19 @@ func stateOf(d *hostv1.Driver, kind string) string {
 func (a *App) driverStatus() *cobra.Command {
 	return &cobra.Command{
 		Use: "status [ID]", Short: "List the drivers, or show one",
-		Example:           "pannier driver status nfs",
-		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		Example: "pannier driver status nfs",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				resp, err := client.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
-				if err != nil {
-					return err
-				}
-				return a.Print(resp, func() error { return a.showDrivers(resp.GetDrivers()) })
+				return a.Print(resp, err, func() { a.showDrivers(resp.GetDrivers()) })
 			}
 			resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: args[0]})
-			if err != nil {
-				return hintDriver(err)
-			}
-			return a.Print(resp, func() error { return a.showDriver(resp.GetDriver()) })
+			return a.Print(resp, err, func() { a.showDriver(resp.GetDriver()) })
 		}),
 	}
 }
 
-func (a *App) showDrivers(drivers []*hostv1.Driver) error {
-	if len(drivers) == 0 {
-		a.Note("no drivers; add one with pannier driver register, or a csi_driver block in the agent's configuration")
-		return nil
-	}
+func (a *App) showDrivers(drivers []*hostv1.Driver) {
 	t := NewTable("ID", "TYPE", "HEALTH", "PROVIDER", "VERSION", "SOURCE", "SINCE", "MESSAGE")
 	row := func(d *hostv1.Driver) {
 		t.Row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetSource(),
@@ -166,10 +143,11 @@ func (a *App) showDrivers(drivers []*hostv1.Driver) error {
 			row(c)
 		}
 	}
-	return a.Show(t)
+	a.List(t,
+		"no drivers; add one with pannier driver register, or a csi_driver block in the agent's configuration")
 }
 
-func (a *App) showDriver(d *hostv1.Driver) error {
+func (a *App) showDriver(d *hostv1.Driver) {
 	t := NewTable()
 	t.Row("ID", d.GetId())
 	process := func(d *hostv1.Driver) {
@@ -198,9 +176,7 @@ func (a *App) showDriver(d *hostv1.Driver) error {
 		t.Row("Kept for mounts", "processes "+strings.Trim(fmt.Sprint(left), "[]"))
 	}
 	t.Row("Node id", d.GetNodeId())
-	if d.GetMaxVolumes() > 0 {
-		t.Row("Volumes at most", d.GetMaxVolumes())
-	}
+	t.some("Volumes at most", d.GetMaxVolumes())
 	if d.GetEphemeralVolumes() {
 		t.Row("Ephemeral volumes", "in "+cmp.Or(strings.Join(d.GetEphemeralNamespaces(), ", "), "all namespaces"))
 	}
@@ -212,11 +188,11 @@ func (a *App) showDriver(d *hostv1.Driver) error {
 	t.Row("Nodes", fmt.Sprintf("%d of %d healthy", d.GetNodesHealthy(), d.GetNodesExpected()))
 	t.Row("Controller can", strings.Join(d.GetControllerCapabilities(), " "))
 	t.Row("Node can", strings.Join(d.GetNodeCapabilities(), " "))
-	return a.Show(t)
+	a.Show(t)
 }
 
 func capacityText(c *hostv1.DriverCapacity) string {
-	text := orZero(size(c.GetAvailable()))
+	text := cmp.Or(size(c.GetAvailable()), "0 B")
 	if c.GetMinimumVolume() > 0 {
 		text += ", at least " + size(c.GetMinimumVolume()) + " a volume"
 	}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -10,35 +9,17 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// hintDriver adds advice for a driver that does not exist. Drivers may miss something else.
-func hintDriver(err error) error {
-	if err == nil {
-		return nil
-	}
-	if text := message(err); !strings.Contains(text, "is not on this node") && !strings.Contains(text, "is on no node") {
-		return err
-	}
-	return hint(err, ExitNotFound, "pannier driver status lists the drivers")
-}
-
 func (a *App) driverLogs() *cobra.Command {
 	req := &hostv1.DriverLogRequest{}
 	cmd := &cobra.Command{
 		Use: "logs ID", Short: "Show what the processes of a driver that the agent runs printed",
 		Long: `Show what the processes of a driver that the agent runs printed, and with -follow new lines
 as they come.`,
-		Example:           "pannier driver logs local -follow",
-		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		Example: "pannier driver logs local -follow",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
-			if err := checkRecent(req.Recent); err != nil {
-				return err
-			}
 			stream, err := client.Drivers.DriverLog(ctx, req)
-			if err != nil {
-				return hintDriver(err)
-			}
-			return hintDriver(showLog(ctx, a, stream))
+			return each(ctx, stream, err, func(m *hostv1.DriverLogResponse) error { return a.showLogLine(m) })
 		}),
 	}
 	logFlags(cmd, &req.Recent, &req.Follow)
@@ -52,19 +33,11 @@ func (a *App) driverHistory() *cobra.Command {
 		Long: `Show the last 20 changes of the program of a driver that the agent runs, the newest last: how
 long each took, whether calls waited, and why a program was refused, or it went back to the one
 before. With -o json each is one line.`,
-		Example:           "pannier driver history local",
-		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		Example: "pannier driver history local",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: args[0]})
-			if err != nil {
-				return hintDriver(err)
-			}
 			d := resp.GetDriver()
 			swaps := append(d.GetSwaps(), d.GetController().GetSwaps()...)
-			if len(swaps) == 0 && a.format != formatJSON {
-				a.Note("the program of driver %q was not changed", args[0])
-				return nil
-			}
 			t := NewTable("AT", "FROM", "TO", "TOOK", "RESULT")
 			for _, s := range swaps {
 				result := Cell{"restarted: calls waited", Green}
@@ -76,13 +49,13 @@ before. With -o json each is one line.`,
 				case s.GetOverlap():
 					result = Cell{"swapped next to the old process", Green}
 				}
-				took := "-"
+				took := ""
 				if s.GetTook() != nil {
 					took = short(s.GetTook().AsDuration())
 				}
 				t.Row(moment(s.GetAt()), shortSum(s.GetFromSha256()), shortSum(s.GetToSha256()), took, result)
 			}
-			return printLines(a, swaps, func() error { return a.Show(t) })
+			return printLines(a, swaps, err, func() { a.List(t, "the program of driver %q was not changed", args[0]) })
 		}),
 	}
 }

@@ -76,9 +76,8 @@ func checkArgs(cmd *cobra.Command, args []string) error {
 }
 
 // nodeFlag adds -node, by which another host of the cluster is asked.
-func (a *App) nodeFlag(cmd *cobra.Command, node *string) {
+func nodeFlag(cmd *cobra.Command, node *string) {
 	cmd.Flags().StringVar(node, "node", "", "ask this `NODE` of the cluster in place of the agent that is called")
-	completeFlag(cmd, "node", a.CompleteIDs(nodeIDs))
 }
 
 // require makes flags mandatory.

@@ -101,28 +101,28 @@ func (a *App) runImport(ctx context.Context, client *api.Client, f importFlags) 
 			left++
 		}
 	}
-	err = a.Print(all, func() error { return a.sayImported(all) })
+	err = a.Print(all, nil, func() { a.sayImported(all) })
 	if err == nil && left > 0 {
 		err = Coded(ExitError, fmt.Errorf("%d of Nomad's %d volumes are not registered", left, len(all)))
 	}
 	return err
 }
 
-func (a *App) sayImported(all []imported) error {
+func (a *App) sayImported(all []imported) {
 	if len(all) == 0 {
-		return a.Say("Nomad has no CSI volumes there")
+		a.Say("Nomad has no CSI volumes there")
+		return
 	}
 	for _, one := range all {
 		text := fmt.Sprintf("%s/%s: %s", one.Namespace, one.ID, one.Outcome)
 		if one.Detail != "" {
 			text += ": " + one.Detail
 		}
-		if err := a.Say("%s", text); err != nil {
-			return err
+		a.Say("%s", text)
+		for _, w := range one.Warnings {
+			a.Note("warning: %s", w)
 		}
-		a.warn(one.Warnings)
 	}
-	return nil
 }
 
 // importVolume registers one volume, if nothing is against it.
@@ -168,7 +168,7 @@ func (a *App) importVolume(ctx context.Context, client *api.Client, f importFlag
 	}
 	res, err := client.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec})
 	if err != nil {
-		one.Outcome, one.Detail = importFailed, hintDriver(err).Error()
+		one.Outcome, one.Detail = importFailed, err.Error()
 		return one
 	}
 	one.Outcome, one.Warnings = importRegistered, res.GetWarnings()

@@ -35,12 +35,7 @@ func (a *App) monitor(ctx context.Context, client *api.Client, req *hostv1.Monit
 	var secrets bundle.Bundle // for the search only
 	secrets.Secret("the token of this command", token)
 	stream, err := client.Agent.Monitor(ctx, req)
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	for stream.Receive() {
-		m := stream.Msg()
+	return each(ctx, stream, err, func(m *hostv1.MonitorResponse) error {
 		for _, path := range m.GetSecretFiles() {
 			secrets.SecretFile(path)
 		}
@@ -52,14 +47,8 @@ func (a *App) monitor(ctx context.Context, client *api.Client, req *hostv1.Monit
 			m.Line = ""
 		}
 		if m.GetLine() == "" {
-			continue
+			return nil
 		}
-		if err := a.showLogLine(m); err != nil {
-			return err
-		}
-	}
-	if ctx.Err() != nil {
-		return nil // following ends by an interrupt
-	}
-	return stream.Err()
+		return a.showLogLine(m)
+	})
 }

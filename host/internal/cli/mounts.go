@@ -30,14 +30,13 @@ const (
 )
 
 // printMounts is print with more formats: flags of docker run, lines of a unit, and a unit's drop-in.
-func (a *App) printMounts(m *hostv1.GetWorkloadResponse, table func() error) error {
-	format := dockerMount
-	switch a.format {
-	case formatDocker:
-	case formatSystemd, formatDropin:
-		format = systemdMount
-	default:
-		return a.Print(m, table)
+func (a *App) printMounts(m *hostv1.GetWorkloadResponse, err error, people func()) error {
+	format, devices, environment := dockerMount, dockerDevices, dockerVariables
+	switch {
+	case err != nil || a.format == formatTable || a.format == formatJSON:
+		return a.Print(m, err, people)
+	case a.format != formatDocker:
+		format, devices, environment = systemdMount, a.systemdDevices, a.systemdVariables
 	}
 	w := m.GetWorkload()
 	var out strings.Builder
@@ -56,10 +55,6 @@ func (a *App) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 		}
 		out.WriteString(lines)
 	}
-	devices, environment := dockerDevices, dockerVariables
-	if a.format != formatDocker {
-		devices, environment = a.systemdDevices, a.systemdVariables
-	}
 	lines, err := devices(w.GetReservation())
 	if err != nil {
 		return fmt.Errorf("devices: %w", err)
@@ -69,8 +64,8 @@ func (a *App) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 	if err != nil {
 		return fmt.Errorf("secrets: %w", err)
 	}
-	_, err = fmt.Fprint(a.Out, out.String()+lines)
-	return err
+	a.write(out.String() + lines)
+	return a.outErr
 }
 
 // dropin returns the lines of a unit that starts with the workload's unit and never without it, up to those of its

@@ -67,7 +67,7 @@ func TestUnitsOfDestinationsThatAUserCanReplace(t *testing.T) {
 		for n, d := range destinations {
 			w.Mounts = append(w.Mounts, &hostv1.Mount{Request: fmt.Sprintf("v%d", n), HostPath: "/volume", Destination: d})
 		}
-		err := a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, nil)
+		err := a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, nil, nil)
 		return out.String(), err
 	}
 	for _, destinations := range [][]string{{home + "/data"}, {home + "/new/data"}, {"/data/inner", "/data"}} {

@@ -18,30 +18,18 @@ func (a *App) nodeCommand() *cobra.Command {
 		a.nodeStatus(), a.nodeDrain(), a.nodeEligibility(), a.nodeNamespaces(), a.nodePurge())
 }
 
-// knownNodes is the advice for an unknown node.
-const knownNodes = "pannier node status lists the nodes"
-
 func (a *App) nodeStatus() *cobra.Command {
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
 		Use: "status [NODE]", Short: "List the nodes, or show one with its workloads and claims",
-		Example:           "pannier node status web-1",
-		ValidArgsFunction: a.CompleteIDs(nodeIDs),
+		Example: "pannier node status web-1",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				resp, err := client.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{Read: &read})
-				if err != nil {
-					return err
-				}
-				a.noteAge(resp.GetMeta(), &read)
-				return a.Print(resp, func() error { return a.showNodes(resp.GetNodes()) })
+				return a.Print(resp, err, func() { a.showNodes(resp.GetNodes()) })
 			}
 			resp, err := client.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: args[0], Read: &read})
-			if err != nil {
-				return hint(err, ExitNotFound, knownNodes)
-			}
-			a.noteAge(resp.GetMeta(), &read)
-			return a.Print(resp, func() error { return a.showNode(resp) })
+			return a.Print(resp, err, func() { a.showNode(resp) })
 		}),
 	}
 	staleFlag(cmd, &read)
@@ -54,22 +42,7 @@ func staleFlag(cmd *cobra.Command, read *hostv1.ReadOptions) {
 		"let any server answer from what it has, leader or not, and say how old that may be")
 }
 
-// noteAge says how old a stale answer may be.
-func (a *App) noteAge(m *hostv1.ReadMeta, asked *hostv1.ReadOptions) {
-	switch age := m.GetAge().AsDuration(); {
-	case !asked.GetStale() || m == nil:
-	case !m.GetKnownLeader():
-		a.Note("warning: this server knows of no leader: what it shows may be old")
-	case age > 0:
-		a.Note("as it was %s ago or later", span(age))
-	}
-}
-
-func (a *App) showNodes(nodes []*hostv1.Node) error {
-	if len(nodes) == 0 {
-		a.Note("no nodes; an agent becomes one when it has reported its drivers to the ledger")
-		return nil
-	}
+func (a *App) showNodes(nodes []*hostv1.Node) {
 	t := NewTable("NAME", "STATUS", "ELIGIBLE", "DRAIN", "ROLE", "VERSION", "ADDRESS", "DRIVERS", "HEARD FROM")
 	for _, n := range nodes {
 		well := 0
@@ -82,7 +55,7 @@ func (a *App) showNodes(nodes []*hostv1.Node) error {
 			n.GetVersion(), n.GetAddress(),
 			fmt.Sprintf("%d of %d healthy", well, len(n.GetDrivers())), since(n.GetLastHeard()))
 	}
-	return a.Show(t)
+	a.List(t, "no nodes; an agent becomes one when it has reported its drivers to the ledger")
 }
 
 // nodeStatus is a cell with a node's status.
@@ -127,7 +100,7 @@ func nodeRole(n *hostv1.Node) string {
 	}
 }
 
-func (a *App) showNode(m *hostv1.GetNodeResponse) error {
+func (a *App) showNode(m *hostv1.GetNodeResponse) {
 	n := m.GetNode()
 	t := NewTable()
 	t.Row("Name", n.GetName())
@@ -147,54 +120,29 @@ func (a *App) showNode(m *hostv1.GetNodeResponse) error {
 		t.Row("Claims released", ahead(n.GetLetGoAt()))
 	}
 	t.Row("Attributes", joinMap(n.GetAttributes()))
-	if err := a.Show(t); err != nil {
-		return err
+	a.Show(t)
+	drivers := NewTable("DRIVER", "TYPE", "HEALTH", "PROVIDER", "VERSION", "NODE ID", "TOPOLOGY", "MESSAGE")
+	for _, d := range n.GetDrivers() {
+		drivers.Row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetNodeId(),
+			joinMap(d.GetTopology()), d.GetMessage())
 	}
-	if len(n.GetDrivers()) > 0 {
-		t := NewTable("DRIVER", "TYPE", "HEALTH", "PROVIDER", "VERSION", "NODE ID", "TOPOLOGY", "MESSAGE")
-		for _, d := range n.GetDrivers() {
-			t.Row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetNodeId(),
-				joinMap(d.GetTopology()), d.GetMessage())
-		}
-		if err := a.Section(t); err != nil {
-			return err
-		}
+	a.Section("", drivers)
+	devices := NewTable("DEVICES", "PLUGIN", "NUMBER")
+	for _, d := range n.GetDevices() {
+		devices.Row(strings.Join([]string{d.GetVendor(), d.GetType(), d.GetName()}, "/"), d.GetPlugin(),
+			fmt.Sprintf("%d of %d healthy", d.GetHealthy(), d.GetTotal()))
 	}
-	if len(n.GetDevices()) > 0 {
-		t := NewTable("DEVICES", "PLUGIN", "NUMBER")
-		for _, d := range n.GetDevices() {
-			t.Row(strings.Join([]string{d.GetVendor(), d.GetType(), d.GetName()}, "/"), d.GetPlugin(),
-				fmt.Sprintf("%d of %d healthy", d.GetHealthy(), d.GetTotal()))
-		}
-		if err := a.Section(t); err != nil {
-			return err
-		}
+	a.Section("", devices)
+	workloads := NewTable("WORKLOAD", "NAMESPACE", "STATUS", "AFTER", "AGE")
+	for _, w := range m.GetWorkloads() {
+		workloads.Row(w.GetId(), w.GetNamespace(), w.GetStatus(), strings.Join(w.GetAfter(), " "), age(w.GetCreatedAt()))
 	}
-	if len(m.GetWorkloads()) > 0 {
-		t := NewTable("WORKLOAD", "NAMESPACE", "STATUS", "AFTER", "AGE")
-		for _, w := range m.GetWorkloads() {
-			t.Row(w.GetId(), w.GetNamespace(), w.GetStatus(), strings.Join(w.GetAfter(), " "), age(w.GetCreatedAt()))
-		}
-		if err := a.Section(t); err != nil {
-			return err
-		}
-	}
-	if len(m.GetClaims()) == 0 {
-		return nil
-	}
-	t = NewTable("VOLUME", "NAMESPACE", "WORKLOAD", "MODE", "STATE", "AGE")
+	a.Section("", workloads)
+	claims := NewTable("VOLUME", "NAMESPACE", "WORKLOAD", "MODE", "STATE", "AGE")
 	for _, c := range m.GetClaims() {
-		t.Row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), claimState(c.GetState()), age(c.GetTakenAt()))
+		claims.Row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), claimState(c.GetState()), age(c.GetTakenAt()))
 	}
-	return a.Section(t)
-}
-
-// Section shows a further table.
-func (a *App) Section(t *Table) error {
-	if _, err := fmt.Fprintln(a.Out); err != nil {
-		return err
-	}
-	return a.Show(t)
+	a.Section("", claims)
 }
 
 func (a *App) nodeDrain() *cobra.Command {
@@ -205,18 +153,18 @@ func (a *App) nodeDrain() *cobra.Command {
 the drain is disabled. The node does so by itself; -wait waits until it has nothing left.`,
 		Example: `pannier node drain -enable -wait web-1
 pannier node drain -disable web-1`,
-		ValidArgsFunction: a.CompleteIDs(nodeIDs),
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if enable && disable || !enable && !disable && !wait || disable && wait {
 				return Usage("give -enable or -disable; -wait goes with -enable, or alone")
 			}
 			if enable || disable {
 				resp, err := client.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: args[0], Enable: enable})
-				if err != nil {
-					return hint(err, ExitNotFound, knownNodes)
-				}
-				if !wait {
-					return a.Print(resp, func() error { return a.Say("%s", drainText(args[0], enable)) })
+				if !wait || err != nil {
+					text := "the drain of node %[1]q has ended"
+					if enable {
+						text = "node %[1]q is being drained; follow it with: pannier node drain -wait %[1]s"
+					}
+					return a.Done(resp, err, text, args[0])
 				}
 			}
 			return a.awaitDrain(ctx, client, args[0])
@@ -228,28 +176,21 @@ pannier node drain -disable web-1`,
 	return cmd
 }
 
-func drainText(node string, enable bool) string {
-	if enable {
-		return fmt.Sprintf("node %q is being drained; follow it with: pannier node drain -wait %s", node, node)
-	}
-	return fmt.Sprintf("the drain of node %q has ended", node)
-}
-
 // awaitDrain waits until a node's drain is done, and shows what is left meanwhile.
 func (a *App) awaitDrain(ctx context.Context, client *api.Client, name string) error {
 	req := &hostv1.GetNodeRequest{Name: name, Read: &hostv1.ReadOptions{}}
 	for left := -1; ; {
 		resp, err := client.Nodes.GetNode(ctx, req)
 		if err != nil {
-			return hint(err, ExitNotFound, knownNodes)
+			return err
 		}
 		drain := resp.GetNode().GetDrain()
 		switch {
 		case drain == nil:
-			return Hinted(Coded(ExitRefused, fmt.Errorf("node %q is not drained", name)), "%s",
-				"begin it with: pannier node drain -enable -wait "+name)
+			return Hinted(Coded(ExitRefused, fmt.Errorf("node %q is not drained", name)),
+				"begin it with: pannier node drain -enable -wait %s", name)
 		case drain.GetDoneAt() != nil:
-			return a.Done(resp, "node %q has nothing left", name)
+			return a.Done(resp, nil, "node %q has nothing left", name)
 		}
 		if now := len(resp.GetWorkloads()); now != left {
 			left = now
@@ -264,22 +205,17 @@ func (a *App) nodeEligibility() *cobra.Command {
 	var enable, disable bool
 	cmd := &cobra.Command{
 		Use: "eligibility NODE", Short: "Set whether a node starts workloads; running ones continue",
-		Example:           "pannier node eligibility -disable web-1",
-		ValidArgsFunction: a.CompleteIDs(nodeIDs),
+		Example: "pannier node eligibility -disable web-1",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if enable == disable {
 				return Usage("give -enable or -disable")
 			}
 			resp, err := client.Nodes.SetNodeEligibility(ctx, &hostv1.SetNodeEligibilityRequest{Name: args[0], Eligible: enable})
-			if err != nil {
-				return hint(err, ExitNotFound, knownNodes)
+			text := "node %q starts no new workloads; running ones continue"
+			if enable {
+				text = "node %q starts workloads"
 			}
-			return a.Print(resp, func() error {
-				if enable {
-					return a.Say("node %q starts workloads", args[0])
-				}
-				return a.Say("node %q starts no new workloads; running ones continue", args[0])
-			})
+			return a.Done(resp, err, text, args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&enable, "enable", false, "it starts workloads")
@@ -297,22 +233,16 @@ root does with any token reaches no others. Its drivers' controllers serve the v
 continue. The node cannot change it; "node purge" forgets it.`,
 		Example: `pannier node namespaces -only shop -only 'shop-*' web-1
 pannier node namespaces -any web-1`,
-		ValidArgsFunction: a.CompleteIDs(nodeIDs),
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if every == (len(only) > 0) {
 				return Usage("give -only, once for each namespace, or -any")
 			}
 			resp, err := client.Nodes.SetNodeNamespaces(ctx, &hostv1.SetNodeNamespacesRequest{Name: args[0], Namespaces: only})
-			if err != nil {
-				return hint(err, ExitNotFound, knownNodes)
+			which := "all namespaces"
+			if !every {
+				which = "no other namespaces than " + listed(resp.GetNode().GetNamespaces())
 			}
-			return a.Print(resp, func() error {
-				if every {
-					return a.Say("node %q starts workloads of all namespaces", args[0])
-				}
-				return a.Say("node %q starts workloads of no other namespaces than %s", args[0],
-					strings.Join(resp.GetNode().GetNamespaces(), ", "))
-			})
+			return a.Done(resp, err, "node %q starts workloads of %s", args[0], which)
 		}),
 	}
 	cmd.Flags().StringArrayVar(&only, "only", nil, "a namespace, or a pattern with *; may be repeated")
@@ -328,14 +258,10 @@ func (a *App) nodePurge() *cobra.Command {
 confirm that it is down: its workloads are recorded as ended, and its claims are released. What
 it has left in the Consul of the leader is removed: services, where the Consul agent is the same,
 and its part of intentions.`,
-		Example:           "pannier node purge web-1",
-		ValidArgsFunction: a.CompleteIDs(nodeIDs),
+		Example: "pannier node purge web-1",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Nodes.PurgeNode(ctx, &hostv1.PurgeNodeRequest{Name: args[0], Force: force})
-			if err != nil {
-				return hint(err, ExitNotFound, knownNodes)
-			}
-			return a.Print(resp, func() error {
+			return a.Print(resp, err, func() {
 				for _, c := range resp.GetLetGo() {
 					a.Note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node",
 						c.GetWorkload(), c.GetVolume())
@@ -343,7 +269,7 @@ and its part of intentions.`,
 				if why := resp.GetLeft(); why != "" {
 					a.Note("warning: what the node has left in Consul is still there: %s", why)
 				}
-				return a.Say("node %q is forgotten", args[0])
+				a.Say("node %q is forgotten", args[0])
 			})
 		}),
 	}

@@ -23,24 +23,17 @@ func (a *App) operatorCommand() *cobra.Command {
 		a.Noun("secrets", "The keys that encrypt secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
 }
 
-// knownPeers is the advice for an unknown server.
-const knownPeers = "pannier operator raft list-peers lists the servers"
-
 func (a *App) raftListPeers() *cobra.Command {
 	return &cobra.Command{
 		Use: "list-peers", Short: "List the servers that take part in raft",
-		Example: "pannier operator raft list-peers",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Operator.ListPeers(ctx, &hostv1.ListPeersRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error { return a.showPeers(resp.GetPeers()) })
+			return a.Print(resp, err, func() { a.showPeers(resp.GetPeers()) })
 		}),
 	}
 }
 
-func (a *App) showPeers(peers []*hostv1.RaftPeer) error {
+func (a *App) showPeers(peers []*hostv1.RaftPeer) {
 	t := NewTable("NAME", "ADDRESS", "STATE", "VOTER", "HEALTH", "LAST CONTACT", "LAST INDEX", "VERSION")
 	for _, p := range peers {
 		state, contact := "follower", ""
@@ -53,7 +46,7 @@ func (a *App) showPeers(peers []*hostv1.RaftPeer) error {
 		t.Row(p.GetName(), p.GetAddress(), state, yesNo(p.GetVoter()), healthy(p.GetHealthy()), contact, p.GetLastIndex(),
 			p.GetVersion())
 	}
-	return a.Show(t)
+	a.Show(t)
 }
 
 func (a *App) raftTransfer() *cobra.Command {
@@ -66,14 +59,12 @@ func (a *App) raftTransfer() *cobra.Command {
 				req.Name = args[0]
 			}
 			resp, err := client.Operator.TransferLeadership(ctx, req)
-			if err != nil {
-				return hint(err, ExitNotFound, knownPeers)
-			}
-			return a.Print(resp, func() error {
+			return a.Print(resp, err, func() {
 				if resp.GetLeader() == "" {
-					return a.Say("leadership is transferred; pannier operator raft list-peers shows to whom")
+					a.Say("leadership is transferred; pannier operator raft list-peers shows to whom")
+					return
 				}
-				return a.Say("server %q leads", resp.GetLeader())
+				a.Say("server %q leads", resp.GetLeader())
 			})
 		}),
 	}
@@ -87,10 +78,7 @@ pannier agent leave, on it.`,
 		Example: "pannier operator raft remove-peer server-3",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Operator.RemovePeer(ctx, &hostv1.RemovePeerRequest{Name: args[0]})
-			if err != nil {
-				return hint(err, ExitNotFound, knownPeers)
-			}
-			return a.Done(resp, "server %q is removed from raft", args[0])
+			return a.Done(resp, err, "server %q is removed from raft", args[0])
 		}),
 	}
 }
@@ -98,18 +86,14 @@ pannier agent leave, on it.`,
 func (a *App) autopilotGet() *cobra.Command {
 	return &cobra.Command{
 		Use: "get", Short: "Show the settings of autopilot",
-		Example: "pannier operator autopilot get",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Operator.GetAutopilot(ctx, &hostv1.GetAutopilotRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error { return a.showAutopilot(resp.GetAutopilot()) })
+			return a.Print(resp, err, func() { a.showAutopilot(resp.GetAutopilot()) })
 		}),
 	}
 }
 
-func (a *App) showAutopilot(p *hostv1.Autopilot) error {
+func (a *App) showAutopilot(p *hostv1.Autopilot) {
 	t := NewTable()
 	t.Row("Cleans up dead servers", yesNo(p.GetCleanupDeadServers()))
 	t.Row("Healthy with a contact within", p.GetLastContactThreshold().AsDuration())
@@ -119,7 +103,7 @@ func (a *App) showAutopilot(p *hostv1.Autopilot) error {
 		quorum = "as many as formed the cluster"
 	}
 	t.Row("Leaves voters at least", quorum)
-	return a.Show(t)
+	a.Show(t)
 }
 
 func (a *App) autopilotSet() *cobra.Command {
@@ -155,10 +139,7 @@ them, and the autopilot blocks of configurations no longer count.`,
 			return Usage("give at least one setting to change")
 		}
 		resp, err := client.Operator.SetAutopilot(ctx, &hostv1.SetAutopilotRequest{Autopilot: want})
-		if err != nil {
-			return err
-		}
-		return a.Print(resp, func() error { return a.showAutopilot(resp.GetAutopilot()) })
+		return a.Print(resp, err, func() { a.showAutopilot(resp.GetAutopilot()) })
 	})
 	return cmd
 }
@@ -168,20 +149,12 @@ func (a *App) autopilotHealth() *cobra.Command {
 		Use: "health", Short: "Show the health of the servers, and how many more may fail",
 		Long: `Show the health of the servers, and how many more may fail. The exit code is 1 when one is
 unhealthy.`,
-		Example: "pannier operator autopilot health",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
-			if err != nil {
-				return err
-			}
-			err = a.Print(resp, func() error {
-				if err := a.showPeers(resp.GetPeers()); err != nil {
-					return err
-				}
-				if _, err := fmt.Fprintln(a.Out); err != nil {
-					return err
-				}
-				return a.Say("%s may fail before the ledger stops", escape.Count(resp.GetFailureTolerance(), "more server"))
+			err = a.Print(resp, err, func() {
+				a.showPeers(resp.GetPeers())
+				a.heading("")
+				a.Say("%s may fail before the ledger stops", escape.Count(resp.GetFailureTolerance(), "more server"))
 			})
 			if err == nil && !resp.GetHealthy() {
 				return silentExit(ExitError)
@@ -196,18 +169,14 @@ func (a *App) secretsStatus() *cobra.Command {
 		Use: "status", Short: "List the keys that encrypt secrets in the ledger",
 		Long: `List the keys that encrypt secrets in the ledger, how many records need each, and whether
 the leader has it.`,
-		Example: "pannier operator secrets status",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Secrets.GetSecretsStatus(ctx, &hostv1.GetSecretsStatusRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error { return a.showSecretsKeys(resp) })
+			return a.Print(resp, err, func() { a.showSecretsKeys(resp) })
 		}),
 	}
 }
 
-func (a *App) showSecretsKeys(s *hostv1.GetSecretsStatusResponse) error {
+func (a *App) showSecretsKeys(s *hostv1.GetSecretsStatusResponse) {
 	t := NewTable("KEY", "STATE", "SEALED", "ADDED", "HERE")
 	state := "old"
 	for _, k := range s.GetKeys() {
@@ -219,10 +188,10 @@ func (a *App) showSecretsKeys(s *hostv1.GetSecretsStatusResponse) error {
 			state = "next"
 		}
 	}
-	if err := a.Show(t); err != nil || s.GetProblem() == "" {
-		return err
+	a.Show(t)
+	if s.GetProblem() != "" {
+		a.Say("%s", s.GetProblem())
 	}
-	return a.Say("%s", s.GetProblem())
 }
 
 func (a *App) secretsRotate() *cobra.Command {
@@ -231,14 +200,10 @@ func (a *App) secretsRotate() *cobra.Command {
 		Long: `Rotate the key and re-encrypt secrets. Every server gets the new key, which is used from
 then on; secrets are re-encrypted in the background, and then the old key is removed.
 Refused while a server does not answer.`,
-		Example: "pannier operator secrets rotate",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Secrets.RotateSecretsKey(ctx, &hostv1.RotateSecretsKeyRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error {
-				return a.Say(
+			return a.Print(resp, err, func() {
+				a.Say(
 					"secrets are encrypted with key %s from now on; the old key is removed when nothing needs it "+
 						"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them", resp.GetId())
 			})
@@ -261,19 +226,12 @@ not old enough stays.`,
 		Example: "pannier system gc -dry-run",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.System.CollectGarbage(ctx, &hostv1.CollectGarbageRequest{DryRun: dryRun})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error {
-				if len(resp.GetGarbage()) == 0 {
-					a.Note("nothing to collect")
-					return nil
-				}
+			return a.Print(resp, err, func() {
 				t := NewTable("KIND", "NAMESPACE", "ID", "SINCE", "REASON")
 				for _, g := range resp.GetGarbage() {
 					t.Row(g.GetKind(), g.GetNamespace(), g.GetId(), since(g.GetSince()), g.GetReason())
 				}
-				return a.Show(t)
+				a.List(t, "nothing to collect")
 			})
 		}),
 	}

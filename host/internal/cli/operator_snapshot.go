@@ -32,10 +32,7 @@ encrypted. Needs a management token when ACLs are on.`,
 			}
 			defer stream.Close()
 			info, err := writeSnapshot(args[0], stream)
-			if err != nil {
-				return err
-			}
-			return a.Done(info, "wrote %s: the ledger at index %d, %s", args[0], info.GetIndex(), size(info.GetSize()))
+			return a.Done(info, err, "wrote %s: the ledger at index %d, %s", args[0], info.GetIndex(), size(info.GetSize()))
 		}),
 	}
 }
@@ -116,10 +113,7 @@ that changed after it was made is lost. Refused while there are claims.`,
 				}
 			}
 			resp, err := stream.CloseAndReceive()
-			if err != nil {
-				return err
-			}
-			return a.Done(resp, "restored the ledger from %s, at index %d", args[0], resp.GetSnapshot().GetIndex())
+			return a.Done(resp, err, "restored the ledger from %s, at index %d", args[0], resp.GetSnapshot().GetIndex())
 		}),
 	}
 }
@@ -160,7 +154,7 @@ func (a *App) snapshotInspect() *cobra.Command {
 					info.CreatedAt),
 				Cluster: info.Cluster, Server: info.Server,
 			}
-			return a.Print(shown, func() error {
+			return a.Print(shown, nil, func() {
 				t := NewTable()
 				t.Row("Cluster", info.Cluster)
 				t.Row("Server", info.Server)
@@ -169,7 +163,7 @@ func (a *App) snapshotInspect() *cobra.Command {
 				t.Row("Term", info.Term)
 				t.Row("Size", size(info.Size))
 				t.Row("SHA-256", info.SHA256)
-				return a.Show(t)
+				a.Show(t)
 			})
 		}),
 	}

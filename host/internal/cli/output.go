@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	escape "github.com/pannier/pannier/internal/printable"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // The output formats; a command may allow more than table and json.
@@ -44,17 +45,56 @@ func (a *App) checkFormat(cmd *cobra.Command) error {
 	return fmt.Errorf("output format %q is not one of %s", a.format, strings.Join(allowed, ", "))
 }
 
-// Print writes a message of the API, or another value, as JSON, or calls table for people.
-func (a *App) Print(v any, table func() error) error { return a.print(v, "  ", table) }
+// Print writes the answer of a call, or another value, as JSON, or calls people. It returns the call's error, or that of
+// the output.
+func (a *App) Print(v any, err error, people func()) error {
+	if err != nil {
+		return err
+	}
+	a.noteMeta(v)
+	if a.format == formatJSON {
+		a.writeJSON(v, "  ")
+	} else {
+		people()
+	}
+	return a.outErr
+}
+
+// noteMeta notes what answers say of themselves: warnings, how old they may be, and that there is more.
+func (a *App) noteMeta(v any) {
+	if m, ok := v.(interface{ GetWarnings() []string }); ok {
+		for _, w := range m.GetWarnings() {
+			a.Note("warning: %s", w)
+		}
+	}
+	if m, ok := v.(interface{ GetMeta() *hostv1.ReadMeta }); ok && m.GetMeta() != nil {
+		switch old := m.GetMeta().GetAge().AsDuration(); {
+		case !m.GetMeta().GetKnownLeader():
+			a.Note("warning: this server knows of no leader: what it shows may be old")
+		case old > 0:
+			a.Note("as it was %s ago or later", span(old))
+		}
+	}
+	if m, ok := v.(interface{ GetNextToken() string }); ok && m.GetNextToken() != "" {
+		a.Note("there is more: add -page-token %s", m.GetNextToken())
+	}
+}
 
 // printLine is Print for one of several, which is a line of JSON.
-func (a *App) printLine(v any, people func() error) error { return a.print(v, "", people) }
-
-func (a *App) print(v any, indent string, people func() error) error {
+func (a *App) printLine(v any, people func()) error {
 	if a.format == formatJSON {
-		return a.writeJSON(v, indent)
+		a.writeJSON(v, "")
+	} else {
+		people()
 	}
-	return people()
+	return a.outErr
+}
+
+// write writes to standard output. Print returns the first error.
+func (a *App) write(text string) {
+	if _, err := io.WriteString(a.Out, text); err != nil && a.outErr == nil {
+		a.outErr = err
+	}
 }
 
 // confirm asks a person who sits at a terminal. A program is not asked. The error says that the answer was no.
@@ -73,41 +113,38 @@ func (a *App) confirm(yes bool, format string, args ...any) error {
 	return nil
 }
 
-// Done prints the answer of a call as JSON, or this line of text.
-func (a *App) Done(answer any, format string, args ...any) error {
-	return a.Print(answer, func() error { return a.Say(format, args...) })
+// Done is Print of one line of text.
+func (a *App) Done(v any, err error, format string, args ...any) error {
+	return a.Print(v, err, func() { a.Say(format, args...) })
 }
 
 // Say writes a line to standard output.
-func (a *App) Say(format string, args ...any) error {
-	_, err := fmt.Fprintln(a.Out, printable(fmt.Sprintf(format, args...)))
-	return err
+func (a *App) Say(format string, args ...any) {
+	a.write(printable(fmt.Sprintf(format, args...)) + "\n")
 }
 
 // writeJSON writes a message with the API's names, or another value, without characters that a terminal would obey:
 // JSON leaves some as they are. An empty indent keeps it on one line. Messages are indented again because protojson's
 // whitespace varies from build to build.
-func (a *App) writeJSON(v any, indent string) error {
+func (a *App) writeJSON(v any, indent string) {
 	text, err := json.Marshal(v)
 	if m, ok := v.(proto.Message); ok {
 		text, err = protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
 	}
-	if err != nil {
-		return fmt.Errorf("write JSON: %w", err)
-	}
 	var line, out bytes.Buffer
-	if err := json.Compact(&line, text); err != nil {
-		return err
+	if err == nil {
+		err = json.Compact(&line, text)
 	}
 	safe := escape.String(line.String())
-	if indent == "" {
-		out.WriteString(safe)
-	} else if err := json.Indent(&out, []byte(safe), "", indent); err != nil {
-		return err
+	if out.WriteString(safe); err == nil && indent != "" {
+		out.Reset()
+		err = json.Indent(&out, []byte(safe), "", indent)
 	}
-	out.WriteByte('\n')
-	_, err = out.WriteTo(a.Out)
-	return err
+	if err != nil {
+		a.outErr = fmt.Errorf("write JSON: %w", err)
+		return
+	}
+	a.write(out.String() + "\n")
 }
 
 // table aligns rows for people. A cell may carry a colour.
@@ -157,6 +194,17 @@ func (t *Table) Row(cells ...any) {
 	t.add(row...)
 }
 
+// some adds a row, unless its value is empty or zero.
+func (t *Table) some(name string, value any) {
+	text := fmt.Sprint(value)
+	if c, is := value.(Cell); is {
+		text = c.Text
+	}
+	if text != "" && text != "0" {
+		t.Row(name, value)
+	}
+}
+
 func (t *Table) add(row ...Cell) {
 	for i := range row {
 		row[i].Text = printable(row[i].Text)
@@ -171,28 +219,55 @@ func (t *Table) add(row ...Cell) {
 	t.rows = append(t.rows, row)
 }
 
-// write writes the table, with two spaces between columns and none at the end of a line.
-func (t *Table) write(w io.Writer, colored bool) error {
+// text is the table with two spaces between columns and none at the end of a line.
+func (t *Table) text(colored bool) string {
 	var out strings.Builder
 	for _, row := range t.rows {
 		for i, c := range row {
-			text := c.Text
-			if colored && c.Color != "" {
-				text = "\x1b[" + string(c.Color) + "m" + text + "\x1b[0m"
-			}
-			out.WriteString(text)
+			out.WriteString(c.painted(colored))
 			if i < len(row)-1 {
 				out.WriteString(strings.Repeat(" ", t.width[i]-utf8.RuneCountInString(c.Text)+2))
 			}
 		}
 		out.WriteByte('\n')
 	}
-	_, err := io.WriteString(w, out.String())
-	return err
+	return out.String()
 }
 
-// show writes a table to standard output.
-func (a *App) Show(t *Table) error { return t.write(a.Out, a.colored(a.Out)) }
+func (c Cell) painted(colored bool) string {
+	if !colored || c.Color == "" {
+		return c.Text
+	}
+	return "\x1b[" + string(c.Color) + "m" + c.Text + "\x1b[0m"
+}
+
+// Show writes a table to standard output.
+func (a *App) Show(t *Table) { a.write(t.text(a.colored(a.Out))) }
+
+// Section shows a further table, if it has rows below its header; title may be empty.
+func (a *App) Section(title string, t *Table) {
+	if len(t.rows) > 1 {
+		a.heading(title)
+		a.Show(t)
+	}
+}
+
+// heading begins a section; title may be empty.
+func (a *App) heading(title string) {
+	a.write("\n")
+	if title != "" {
+		a.Say("%s", title)
+	}
+}
+
+// List shows a table with a header, or writes a note if it has no rows.
+func (a *App) List(t *Table, none string, args ...any) {
+	if len(t.rows) > 1 {
+		a.Show(t)
+	} else {
+		a.Note(none, args...)
+	}
+}
 
 // printable makes one line of a text from elsewhere, which could otherwise move the cursor or set the title of a
 // terminal.

@@ -54,10 +54,3 @@ func entries[T any](p *paging, get func(size int32, token string) (page []T, nex
 		token = next
 	}
 }
-
-// noteNext says how to get the next page.
-func (a *App) noteNext(next string) {
-	if next != "" {
-		a.Note("there is more: add -page-token %s", next)
-	}
-}

@@ -161,14 +161,10 @@ func (a *App) pluginRemove() *cobra.Command {
 that the agent keeps. Until then the copy that served goes on, also when the agent is
 started again. The exit code is 4 when the file is still there, or when workloads of this
 host depend on the plugin; the message names them.`,
-		Example:           "pannier plugin remove -files my-storage",
-		ValidArgsFunction: a.CompleteIDs(PluginNames),
+		Example: "pannier plugin remove -files my-storage",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Plugins.RemovePlugin(ctx, &hostv1.RemovePluginRequest{Name: args[0], Files: files})
-			if err != nil {
-				return hintPlugin(err)
-			}
-			return a.Done(resp, "plugin %q is removed", args[0])
+			return a.Done(resp, err, "plugin %q is removed", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&files, "files", false,
@@ -199,9 +195,8 @@ type order func(ctx context.Context, client *api.Client, name string) (ordered, 
 func (a *App) pluginOrder(use, short, long string, do order) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short, Long: long,
-		Example:           "pannier plugin " + strings.Fields(use)[0] + " csi-bridge",
-		ValidArgsFunction: a.CompleteIDs(PluginNames),
-		RunE:              a.Do(func(ctx context.Context, args []string) error { return a.orderPlugin(ctx, args[0], do) }),
+		Example: "pannier plugin " + strings.Fields(use)[0] + " csi-bridge",
+		RunE:    a.Do(func(ctx context.Context, args []string) error { return a.orderPlugin(ctx, args[0], do) }),
 	}
 }
 
@@ -212,22 +207,18 @@ func (a *App) orderPlugin(ctx context.Context, name string, do order) error {
 	}
 	m, err := do(ctx, client, name)
 	if err != nil {
-		return hint(hintPlugin(err), ExitRefused, "pannier plugin history %s shows what was tried", name)
+		return hint(err, ExitRefused, "pannier plugin history %s shows what was tried", name)
 	}
 	swap := true
 	switch m.(type) { // the others fail when there is nothing to do
 	case *hostv1.PinPluginResponse, *hostv1.UnpinPluginResponse:
 		swap = false
 	}
-	return a.Print(m, func() error { return a.showOrdered(m.GetPlugin(), swap) })
-}
-
-func hintPlugin(err error) error {
-	return hint(err, ExitNotFound, "pannier plugin list lists the plugins")
+	return a.Print(m, nil, func() { a.showOrdered(m.GetPlugin(), swap) })
 }
 
 // showOrdered shows which generation serves now, and the swap if the order was one.
-func (a *App) showOrdered(p *hostv1.Plugin, swap bool) error {
+func (a *App) showOrdered(p *hostv1.Plugin, swap bool) {
 	line := fmt.Sprintf("plugin %q is %s; pannier plugin status %s shows more", p.GetName(), p.GetState(), p.GetName())
 	if p.GetPid() != 0 {
 		line = fmt.Sprintf("plugin %q: %s serves", p.GetName(), generation(p.GetGeneration(), p.GetVersion(), p.GetSha256()))
@@ -243,7 +234,7 @@ func (a *App) showOrdered(p *hostv1.Plugin, swap bool) error {
 	if c := p.GetCanary(); c != nil {
 		line += "; " + canary(c)
 	}
-	return a.Say("%s", line)
+	a.Say("%s", line)
 }
 
 func (a *App) pluginVerify() *cobra.Command {
@@ -261,10 +252,7 @@ writable by their owner only.`,
 				return fmt.Errorf("find %s: %w", args[0], err)
 			}
 			resp, err := client.Plugins.VerifyPlugin(ctx, &hostv1.VerifyPluginRequest{Path: path})
-			if err != nil {
-				return err
-			}
-			if err := a.Print(resp, func() error { return a.showVerified(resp) }); err != nil || resp.GetHealthy() {
+			if err := a.Print(resp, err, func() { a.showVerified(resp) }); err != nil || resp.GetHealthy() {
 				return err
 			}
 			return Coded(ExitRefused, fmt.Errorf("it reports itself unhealthy: %s", resp.GetMessage()))
@@ -272,20 +260,17 @@ writable by their owner only.`,
 	}
 }
 
-func (a *App) showVerified(v *hostv1.VerifyPluginResponse) error {
+func (a *App) showVerified(v *hostv1.VerifyPluginResponse) {
 	t := NewTable()
 	t.Row("Name", v.GetName())
 	t.Row("Kind", v.GetKind())
 	t.Row("Version", v.GetVersion())
 	t.Row("SHA256", v.GetSha256())
 	t.Row("Health", healthy(v.GetHealthy()))
-	if err := a.Show(t); err != nil {
-		return err
-	}
+	a.Show(t)
 	if !v.GetKnown() {
 		a.Note("this host has no plugin of the file's name: it was tried without a configuration")
 	}
-	return nil
 }
 
 // onePlugin reads one plugin of a node.
@@ -300,24 +285,4 @@ func onePlugin(ctx context.Context, client *api.Client, node, name string) (*hos
 		}
 	}
 	return nil, Hinted(Coded(ExitNotFound, fmt.Errorf("no plugin %q", name)), "pannier plugin list lists the plugins")
-}
-
-// PluginNames lists the plugins of the agent that is called.
-func PluginNames(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
-	return pluginNamesOf(new(string))(ctx, client, namespace)
-}
-
-// pluginNamesOf lists the plugins of the node that a flag names.
-func pluginNamesOf(node *string) lister {
-	return func(ctx context.Context, client *api.Client, _ string) ([]string, error) {
-		resp, err := client.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: *node})
-		if err != nil {
-			return nil, err
-		}
-		var names []string
-		for _, p := range resp.GetPlugins() {
-			names = append(names, p.GetName())
-		}
-		return names, nil
-	}
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -19,18 +19,22 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
+// noPlugins is the note in place of an empty list.
+const noPlugins = "no plugins; the agent looks for them in its plugin_dir"
+
 func (a *App) pluginList() *cobra.Command {
-	var node string
+	req := &hostv1.ListPluginsRequest{}
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the versions of all plugins: what serves, is installed, kept or refused",
 		Long: `List the versions of all plugins, a line each, as pannier plugin versions does for one: what
 serves, what is kept, and what else is in the plugin directory. pannier plugin status shows
 the processes.`,
 		Example: "pannier plugin list\npannier plugin list -node n2",
-		RunE: a.Do(func(ctx context.Context, _ []string) error {
-			return a.listPlugins(ctx, node, func(plugins []*hostv1.Plugin) error {
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+			resp, err := client.Plugins.ListPlugins(ctx, req)
+			return a.Print(resp, err, func() {
 				t := NewTable("NAME", "KIND", "VERSION", "SHA256", "FILE", "STATE")
-				for _, p := range plugins {
+				for _, p := range resp.GetPlugins() {
 					if len(p.GetVersions()) == 0 {
 						t.Row(p.GetName(), p.GetKind(), "", "", "", pluginState(p))
 					}
@@ -38,32 +42,29 @@ the processes.`,
 						t.Row(p.GetName(), p.GetKind(), v.GetVersion(), shortSum(v.GetSha256()), v.GetFile(), versionState(p, v))
 					}
 				}
-				return a.Show(t)
+				a.List(t, noPlugins)
 			})
 		}),
 	}
-	a.nodeFlag(cmd, &node)
+	nodeFlag(cmd, &req.Node)
 	return cmd
 }
 
 func (a *App) pluginStatus() *cobra.Command {
-	var node string
+	req := &hostv1.ListPluginsRequest{}
 	cmd := &cobra.Command{
 		Use: "status [NAME]", Short: "List the plugins with their processes, or show one",
-		Example:           "pannier plugin status csi-bridge",
-		ValidArgsFunction: a.CompleteIDs(pluginNamesOf(&node)),
+		Example: "pannier plugin status csi-bridge",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
-				return a.listPlugins(ctx, node, a.showPlugins)
+				resp, err := client.Plugins.ListPlugins(ctx, req)
+				return a.Print(resp, err, func() { a.showPlugins(resp.GetPlugins()) })
 			}
-			p, err := onePlugin(ctx, client, node, args[0])
-			if err != nil {
-				return err
-			}
-			return a.Print(p, func() error { return a.showPlugin(p) })
+			p, err := onePlugin(ctx, client, req.GetNode(), args[0])
+			return a.Print(p, err, func() { a.showPlugin(p) })
 		}),
 	}
-	a.nodeFlag(cmd, &node)
+	nodeFlag(cmd, &req.Node)
 	return cmd
 }
 
@@ -73,42 +74,32 @@ func (a *App) pluginVersions() *cobra.Command {
 		Long: `List the binaries of a plugin: the copies that served and are kept (keep_versions), the one
 that served last at the end, then other files of the plugin directory and what is refused.
 With -o json each is one line.`,
-		Example:           "pannier plugin versions csi-bridge",
-		ValidArgsFunction: a.CompleteIDs(PluginNames),
+		Example: "pannier plugin versions csi-bridge",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			p, err := onePlugin(ctx, client, "", args[0])
-			if err != nil {
-				return err
-			}
-			return printLines(a, p.GetVersions(), func() error { return a.showVersions(p) })
+			return printLines(a, p.GetVersions(), err, func() { a.showVersions(p) })
 		}),
 	}
 }
 
-// printLines prints each message as one line of JSON, or calls table for people.
-func printLines[M proto.Message](a *App, all []M, table func() error) error {
-	if a.format != formatJSON {
-		return table()
+// printLines is Print of several messages, each of which is a line of JSON.
+func printLines[M proto.Message](a *App, all []M, err error, people func()) error {
+	if err != nil || a.format != formatJSON {
+		return a.Print(nil, err, people)
 	}
 	for _, m := range all {
-		if err := a.writeJSON(m, ""); err != nil {
-			return err
-		}
+		a.writeJSON(m, "")
 	}
-	return nil
+	return a.outErr
 }
 
-func (a *App) showVersions(p *hostv1.Plugin) error {
-	if len(p.GetVersions()) == 0 {
-		a.Note("the plugin has never come up")
-		return nil
-	}
+func (a *App) showVersions(p *hostv1.Plugin) {
 	t := NewTable("VERSION", "SHA256", "SERVED FROM", "UNTIL", "FILE", "STATE")
 	for _, v := range p.GetVersions() {
 		t.Row(v.GetVersion(), shortSum(v.GetSha256()), moment(v.GetServedFrom()), moment(v.GetServedUntil()), v.GetFile(),
 			versionState(p, v))
 	}
-	return a.Show(t)
+	a.List(t, "the plugin has never come up")
 }
 
 // versionState says what is with a binary of a plugin.
@@ -147,86 +138,45 @@ func moment(at *timestamppb.Timestamp) string {
 func (a *App) pluginHistory() *cobra.Command {
 	return &cobra.Command{
 		Use: "history NAME", Short: "Show a plugin's last 20 swaps",
-		Long:              "Show a plugin's last 20 swaps, the newest last. With -o json each is one line.",
-		Example:           "pannier plugin history csi-bridge",
-		ValidArgsFunction: a.CompleteIDs(PluginNames),
+		Long:    "Show a plugin's last 20 swaps, the newest last. With -o json each is one line.",
+		Example: "pannier plugin history csi-bridge",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			p, err := onePlugin(ctx, client, "", args[0])
-			if err != nil {
-				return err
-			}
-			return printLines(a, p.GetSwaps(), func() error { return a.showSwaps(p.GetSwaps()) })
+			return printLines(a, p.GetSwaps(), err, func() {
+				a.List(swapTable(p.GetSwaps()), "the plugin has never been swapped")
+			})
 		}),
 	}
 }
 
-// listPlugins asks for all plugins of a node; table shows them to people.
-func (a *App) listPlugins(ctx context.Context, node string, table func([]*hostv1.Plugin) error) error {
-	client, err := a.Client()
-	if err != nil {
-		return err
-	}
-	resp, err := client.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
-	if err != nil {
-		return err
-	}
-	return a.Print(resp, func() error {
-		if len(resp.GetPlugins()) == 0 {
-			return a.showPlugins(nil)
-		}
-		return table(resp.GetPlugins())
-	})
-}
-
-func (a *App) showPlugins(plugins []*hostv1.Plugin) error {
-	if len(plugins) == 0 {
-		a.Note("no plugins; the agent looks for them in its plugin_dir")
-		return nil
-	}
+func (a *App) showPlugins(plugins []*hostv1.Plugin) {
 	t := NewTable("NAME", "KIND", "VERSION", "STATE", "PID", "UP", "CALLS", "RESTARTS", "SHA256", "LAST ERROR")
 	for _, p := range plugins {
 		t.Row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p), number(p.GetPid()), up(p),
 			p.GetLeases(), p.GetRestarts(), shortSum(p.GetSha256()), p.GetLastError())
 	}
-	if err := a.Show(t); err != nil {
-		return err
-	}
+	a.List(t, noPlugins)
 	for _, p := range plugins {
-		notes := append([]string{p.GetFileProblem(), p.GetConfigProblem(), "", ""}, p.GetUnusedDrivers()...)
-		if unused := p.GetUnused(); unused != "" {
-			notes[2] = "it is not used: " + unused
-		}
-		if c := p.GetCanary(); c != nil {
-			notes[3] = canary(c)
-		}
-		if at := p.GetDebuggedAt(); at != "" {
-			notes = append(notes, "it is debugged: its calls go to "+at)
-		}
-		for _, note := range notes {
-			if note == "" {
-				continue
-			}
-			if _, err := fmt.Fprintf(a.Out, "plugin %q: %s\n", printable(p.GetName()), printable(note)); err != nil {
-				return err
+		say := func(before, text string) {
+			if text != "" {
+				a.Say("plugin %q: %s%s", p.GetName(), before, text)
 			}
 		}
+		say("", p.GetFileProblem())
+		say("", p.GetConfigProblem())
+		say("it is not used: ", p.GetUnused())
+		say("", canary(p.GetCanary()))
+		for _, d := range p.GetUnusedDrivers() {
+			say("", d)
+		}
+		say("it is debugged: its calls go to ", p.GetDebuggedAt())
 	}
-	return nil
-}
-
-// waiting names a file that waits for a pinned plugin.
-func waiting(v *hostv1.PluginVersion) string {
-	version := "an unknown version (pannier plugin verify shows it)"
-	if v.GetVersion() != "" {
-		version = "version " + v.GetVersion()
-	}
-	return fmt.Sprintf("%s in %s, sha256 %s", version, v.GetFile(), shortSum(v.GetSha256()))
 }
 
 // shownSwaps is how many swaps a plugin's status shows; its history has all.
 const shownSwaps = 5
 
-func (a *App) showPlugin(p *hostv1.Plugin) error {
+func (a *App) showPlugin(p *hostv1.Plugin) {
 	t := NewTable()
 	t.Row("Name", p.GetName())
 	t.Row("Kind", p.GetKind())
@@ -234,11 +184,11 @@ func (a *App) showPlugin(p *hostv1.Plugin) error {
 	t.Row("Version", p.GetVersion())
 	t.Row("SHA256", p.GetSha256())
 	t.Row("Generation", number(int64(p.GetGeneration())))
+	process := "none"
 	if p.GetPid() != 0 {
-		t.Row("Process", fmt.Sprintf("%d, up %s, %s", p.GetPid(), up(p), escape.Count(p.GetRestarts(), "restart")))
-	} else {
-		t.Row("Process", fmt.Sprintf("none, %s", escape.Count(p.GetRestarts(), "restart")))
+		process = fmt.Sprintf("%d, up %s", p.GetPid(), up(p))
 	}
+	t.Row("Process", process+", "+escape.Count(p.GetRestarts(), "restart"))
 	t.Row("Calls", fmt.Sprintf("%d in flight, %d answered, %d of them failed", p.GetLeases(), p.GetCalls(),
 		p.GetFailedCalls()))
 	t.Row("Degraded", p.GetDegraded())
@@ -256,50 +206,39 @@ func (a *App) showPlugin(p *hostv1.Plugin) error {
 	t.Row("File", p.GetFileProblem())
 	t.Row("Configuration", p.GetConfigProblem())
 	t.Row("Last error", p.GetLastError())
-	if p.GetNextTryAt() != nil {
-		t.Row("Next try", ahead(p.GetNextTryAt()))
-	}
+	t.some("Next try", ahead(p.GetNextTryAt()))
 	t.Row("Pinned", p.GetPinned())
 	for _, v := range p.GetVersions() {
 		if v.GetWaits() {
-			t.Row("Waiting", fmt.Sprintf("%s, until pannier plugin unpin %s", waiting(v), p.GetName()))
+			t.Row("Waiting", fmt.Sprintf("version %s in %s, sha256 %s, until pannier plugin unpin %s",
+				cmp.Or(v.GetVersion(), "unknown (pannier plugin verify shows it)"), v.GetFile(), shortSum(v.GetSha256()), p.GetName()))
 		}
 	}
 	t.Row("Served before", p.GetLastGood())
-	if err := a.Show(t); err != nil {
-		return err
+	a.Show(t)
+	a.showCanary(p)
+	refused := NewTable("SHA256", "REASON")
+	for _, sum := range slices.Sorted(maps.Keys(p.GetRefused())) {
+		refused.Row(shortSum(sum), p.GetRefused()[sum])
 	}
-	if err := a.showCanary(p); err != nil {
-		return err
-	}
-	if err := a.showRefused(p.GetRefused()); err != nil {
-		return err
-	}
+	a.Section("Refused until they change, or until pannier plugin swap", refused)
 	swaps := p.GetSwaps()
-	if len(swaps) == 0 {
-		return nil
-	}
-	if err := a.heading("Swaps"); err != nil {
-		return err
-	}
-	return a.showSwaps(swaps[max(0, len(swaps)-shownSwaps):])
+	a.Section("Swaps", swapTable(swaps[max(0, len(swaps)-shownSwaps):]))
 }
 
-// canary says which part of the calls a canary gets.
+// canary says which part of the calls a canary gets; empty: there is none.
 func canary(c *hostv1.PluginCanary) string {
+	if c == nil {
+		return ""
+	}
 	return fmt.Sprintf("%s gets %d%% of the calls", side(c.GetGeneration()), c.GetPercent())
 }
 
 // showCanary shows the process that serves and the canary side by side, since the canary gets calls.
-func (a *App) showCanary(p *hostv1.Plugin) error {
+func (a *App) showCanary(p *hostv1.Plugin) {
 	c := p.GetCanary()
 	if c == nil {
-		return nil
-	}
-	err := a.heading(fmt.Sprintf("Canary for %s, until pannier plugin promote or rollback %s", age(c.GetStartedAt()),
-		p.GetName()))
-	if err != nil {
-		return err
+		return
 	}
 	t := NewTable("PROCESS", "GENERATION", "VERSION", "SHA256", "PID", "CALLS", "PART", "FAILED", "RATE")
 	row := func(what string, g *hostv1.PluginGeneration, pid, calls int64, part int32, failed int64) {
@@ -309,28 +248,10 @@ func (a *App) showCanary(p *hostv1.Plugin) error {
 	serves := &hostv1.PluginGeneration{Generation: p.GetGeneration(), Version: p.GetVersion(), Sha256: p.GetSha256()}
 	row("serves", serves, p.GetPid(), c.GetServingCalls(), 100-c.GetPercent(), c.GetServingFailedCalls())
 	row("canary", c.GetGeneration(), c.GetPid(), c.GetCalls(), c.GetPercent(), c.GetFailedCalls())
-	return a.Show(t)
+	a.Section(fmt.Sprintf("Canary for %s, until pannier plugin promote or rollback %s", age(c.GetStartedAt()), p.GetName()), t)
 }
 
-func (a *App) showRefused(refused map[string]string) error {
-	if len(refused) == 0 {
-		return nil
-	}
-	if err := a.heading("Refused until they change, or until pannier plugin swap"); err != nil {
-		return err
-	}
-	t := NewTable("SHA256", "REASON")
-	for _, sum := range slices.Sorted(maps.Keys(refused)) {
-		t.Row(shortSum(sum), refused[sum])
-	}
-	return a.Show(t)
-}
-
-func (a *App) showSwaps(swaps []*hostv1.PluginSwap) error {
-	if len(swaps) == 0 {
-		a.Note("the plugin has never been swapped")
-		return nil
-	}
+func swapTable(swaps []*hostv1.PluginSwap) *Table {
 	t := NewTable("AT", "FROM", "FAILED", "TO", "FAILED", "TOOK", "CALLS CARRIED", "RESULT")
 	for _, w := range swaps {
 		result := Cell{"swapped", Green}
@@ -349,7 +270,7 @@ func (a *App) showSwaps(swaps []*hostv1.PluginSwap) error {
 		t.Row(moment(w.GetAt()), side(w.GetFrom()), failedOf(w.GetFrom()), side(w.GetTo()), failedOf(w.GetTo()),
 			short(w.GetTook().AsDuration()), w.GetCarried(), result)
 	}
-	return a.Show(t)
+	return t
 }
 
 // failedOf says how many calls of a process failed until a swap; empty: it had answered none.
@@ -419,31 +340,21 @@ func number(n int64) string {
 	return fmt.Sprint(n)
 }
 
-// maxLogLines is the most lines that the agent returns at once.
-const maxLogLines = 10_000
-
 func (a *App) pluginLogs() *cobra.Command {
-	var follow bool
-	var recent int32
+	req := &hostv1.PluginLogRequest{}
 	cmd := &cobra.Command{
 		Use: "logs NAME", Short: "Show what a plugin's processes printed",
 		Long: `Show what a plugin's processes printed, both old and new during a swap, and with -follow
 new lines as they come. Lines of the SDK's logger are formatted; with -o json each line
 is shown as it was printed, in a message.`,
-		Example:           "pannier plugin logs csi-bridge -follow",
-		ValidArgsFunction: a.CompleteIDs(PluginNames),
+		Example: "pannier plugin logs csi-bridge -follow",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			if err := checkRecent(recent); err != nil {
-				return err
-			}
-			stream, err := client.Plugins.PluginLog(ctx, &hostv1.PluginLogRequest{Name: args[0], Recent: recent, Follow: follow})
-			if err != nil {
-				return hintPlugin(err)
-			}
-			return hintPlugin(showLog(ctx, a, stream))
+			req.Name = args[0]
+			stream, err := client.Plugins.PluginLog(ctx, req)
+			return each(ctx, stream, err, func(m *hostv1.PluginLogResponse) error { return a.showLogLine(m) })
 		}),
 	}
-	logFlags(cmd, &recent, &follow)
+	logFlags(cmd, &req.Recent, &req.Follow)
 	return cmd
 }
 
@@ -453,38 +364,9 @@ func logFlags(cmd *cobra.Command, recent *int32, follow *bool) {
 	cmd.Flags().Int32Var(recent, "recent", 100, "how many of the last lines to show first, at most 10000")
 }
 
-func checkRecent(recent int32) error {
-	if recent < 0 || recent > maxLogLines {
-		return Usage("-recent: from 0 to %d", maxLogLines)
-	}
-	return nil
-}
-
-// logResponse is a message with a line of a log.
-type logResponse interface {
-	proto.Message
-	GetLine() string
-}
-
-// showLog shows the lines of a log until the stream or ctx ends.
-func showLog[T any, M interface {
-	*T
-	logResponse
-}](ctx context.Context, a *App, stream *connect.ServerStreamForClient[T]) error {
-	defer stream.Close()
-	for stream.Receive() {
-		if err := a.showLogLine(M(stream.Msg())); err != nil {
-			return err
-		}
-	}
-	if ctx.Err() != nil {
-		return nil // following ends by an interrupt
-	}
-	return stream.Err()
-}
-
-func (a *App) showLogLine(m logResponse) error {
-	return a.printLine(m, func() error { return a.Say("%s", logLine(m.GetLine())) })
+// showLogLine shows a message with a line of a log.
+func (a *App) showLogLine(m interface{ GetLine() string }) error {
+	return a.printLine(m, func() { a.Say("%s", logLine(m.GetLine())) })
 }
 
 // logLine formats a line of the SDK's logger (hclog's JSON) for people; other lines are unchanged.

@@ -35,8 +35,7 @@ destination, and release the volumes when it ends. Sidecars of the spec start be
 the program and end after it. The exit code is the program's. Processes that the program
 leaves running are ended. Needs root. -dry-run runs nothing: it says what a start would do and
 who has the volumes, and fails if it would be refused.`,
-		Example:           "pannier workload run redis.hcl -- redis-server --dir /data",
-		ValidArgsFunction: completeSpec,
+		Example: "pannier workload run redis.hcl -- redis-server --dir /data",
 		RunE: a.Do(func(ctx context.Context, args []string) error {
 			r, err := a.newRun(args[0], args[1:])
 			if err != nil {

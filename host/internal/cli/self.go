@@ -37,10 +37,7 @@ purpose can say so, too: docs/releasing.md has the same check by minisign and sh
 				return fmt.Errorf("find this program: %w", err)
 			}
 			report, err := release.Verify(exe, keys)
-			if err != nil {
-				return err
-			}
-			return a.showRelease(report)
+			return a.showRelease(report, err)
 		}),
 	}
 	cmd.Flags().StringArrayVar(&given, "key", nil,
@@ -73,8 +70,8 @@ func (a *App) releaseKeys(given []string) (keys []signing.Key, err error) {
 	return keys, nil
 }
 
-func (a *App) showRelease(r release.Report) error {
-	err := a.Print(r, func() error {
+func (a *App) showRelease(r release.Report, err error) error {
+	err = a.Print(r, err, func() {
 		t := NewTable("STATE", "PATH", "WHY")
 		for _, f := range r.Files {
 			t.Row(string(f.State), f.Path, f.Why)
@@ -87,7 +84,7 @@ func (a *App) showRelease(r release.Report) error {
 		default:
 			a.Note("not all is as in %s, signed with key %s: install its package again", r.Release, r.Key)
 		}
-		return a.Show(t)
+		a.Show(t)
 	})
 	if err == nil && !r.OK() {
 		return silentExit(ExitError)

@@ -17,13 +17,9 @@ func (a *App) serverCommand() *cobra.Command {
 func (a *App) serverMembers() *cobra.Command {
 	return &cobra.Command{
 		Use: "members", Short: "List the agents, servers and nodes, that this one knows by gossip",
-		Example: "pannier server members",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
-			if err != nil {
-				return err
-			}
-			return a.Print(resp, func() error {
+			return a.Print(resp, err, func() {
 				t := NewTable("NAME", "ROLE", "STATUS", "LEADER", "ADDRESS", "RPC ADDRESS", "DATACENTER", "VERSION")
 				for _, m := range resp.GetMembers() {
 					leader := ""
@@ -33,7 +29,7 @@ func (a *App) serverMembers() *cobra.Command {
 					t.Row(m.GetName(), m.GetRole(), memberStatus(m.GetStatus()), leader, m.GetAddress(), m.GetRpcAddress(),
 						m.GetDatacenter(), m.GetVersion())
 				}
-				return a.Show(t)
+				a.Show(t)
 			})
 		}),
 	}
@@ -57,10 +53,7 @@ func (a *App) serverJoin() *cobra.Command {
 		Example: "pannier server join 192.0.2.11",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Members.JoinMembers(ctx, &hostv1.JoinMembersRequest{Addresses: args})
-			if err != nil {
-				return err
-			}
-			return a.Done(resp, "%d of %d answered; pannier server members lists all", resp.GetJoined(), len(args))
+			return a.Done(resp, err, "%d of %d answered; pannier server members lists all", resp.GetJoined(), len(args))
 		}),
 	}
 }
@@ -72,10 +65,7 @@ func (a *App) serverForceLeave() *cobra.Command {
 		Example: "pannier server force-leave -prune server-3",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Members.ForceLeave(ctx, &hostv1.ForceLeaveRequest{Name: args[0], Prune: prune})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier server members lists the agents")
-			}
-			return a.Done(resp, "agent %q has left", args[0])
+			return a.Done(resp, err, "agent %q has left", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&prune, "prune", false, "forget it at once")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/doctor"
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -123,18 +124,11 @@ type setupInput struct {
 	Services      map[string][]string `json:"services"`
 }
 
-// setupStep is one object: what it is, and what was found and done. Wrong: it is not as it should be.
-type setupStep struct {
-	Object string `json:"object"`
-	Text   string `json:"text"`
-	Wrong  bool   `json:"wrong,omitempty"`
-}
-
 // setupReport is its output.
 type setupReport struct {
-	Steps  []setupStep `json:"steps"`
-	Config string      `json:"config,omitempty"`
-	Error  string      `json:"error,omitempty"`
+	Steps  []doctor.SetupStep `json:"steps"`
+	Config string             `json:"config,omitempty"`
+	Error  string             `json:"error,omitempty"`
 }
 
 func (a *App) runSetup(ctx context.Context, f *setupFlags) error {
@@ -148,10 +142,7 @@ func (a *App) runSetup(ctx context.Context, f *setupFlags) error {
 		return err
 	}
 	report, err := a.setUp(ctx, cfg, in, f.rotateKey)
-	if err != nil {
-		return err
-	}
-	return a.showSetup(report)
+	return a.showSetup(report, err)
 }
 
 // setUp completes the plugin's input and runs it. rotate begins to replace the key that signs, unless that has begun.
@@ -297,15 +288,14 @@ func (a *App) runSids(ctx context.Context, binary string, in setupInput) (setupR
 	return report, nil
 }
 
-func (a *App) showSetup(r setupReport) error {
-	err := a.Print(r, func() (err error) {
+func (a *App) showSetup(r setupReport, err error) error {
+	err = a.Print(r, err, func() {
 		for _, s := range r.Steps {
-			err = errors.Join(err, a.Say("%s: %s", s.Object, s.Text))
+			a.Say("%s: %s", s.Object, s.Text)
 		}
-		if err == nil && r.Config != "" {
-			_, err = fmt.Fprintf(a.Out, "\nThe agent's configuration needs, and then the agent a restart:\n\n%s", r.Config)
+		if r.Config != "" {
+			a.write("\nThe agent's configuration needs, and then the agent a restart:\n\n" + r.Config)
 		}
-		return err
 	})
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/doctor"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -98,9 +99,9 @@ func (k *signingKeys) awaitSigns(ctx context.Context) {
 }
 
 // steps describes a rotation that is under way. would: there is none, and -rotate-key would begin one.
-func (k *signingKeys) steps(would bool) []setupStep {
+func (k *signingKeys) steps(would bool) []doctor.SetupStep {
 	other, since := k.is.GetOther().GetId(), k.is.GetSince().AsTime().Format(time.RFC3339)
-	step := setupStep{Object: "signing key " + k.is.GetSigns().GetId(), Wrong: k.is.GetStuck()}
+	step := doctor.SetupStep{Object: "signing key " + k.is.GetSigns().GetId(), Wrong: k.is.GetStuck()}
 	why := k.is.GetWaitsFor()
 	if why != "" {
 		why = ": " + why
@@ -119,5 +120,5 @@ func (k *signingKeys) steps(would bool) []setupStep {
 		}
 		step.Text = "would be replaced"
 	}
-	return []setupStep{step}
+	return []doctor.SetupStep{step}
 }

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -29,7 +28,13 @@ func (a *App) statusCommand() *cobra.Command {
 		Example: "pannier status\npannier status -watch\npannier status -node n2",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			for {
-				err := a.showStatusOf(ctx, client, node, watch)
+				resp, err := client.Agent.Status(ctx, &hostv1.StatusRequest{Node: node})
+				err = a.Print(resp, err, func() {
+					if watch && isTerminal(a.Out) {
+						a.write("\x1b[H\x1b[2J") // empty it (ECMA-48, CUP and ED)
+					}
+					a.showStatus(resp)
+				})
 				if !watch || err != nil && ctx.Err() == nil {
 					return err
 				}
@@ -42,31 +47,11 @@ func (a *App) statusCommand() *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every "+watchInterval.String()+", until an interrupt")
-	a.nodeFlag(cmd, &node)
+	nodeFlag(cmd, &node)
 	return cmd
 }
 
-// showStatusOf asks for the status of a node, and prints it; on a terminal, anew empties it before.
-func (a *App) showStatusOf(ctx context.Context, client *api.Client, node string, anew bool) error {
-	resp, err := client.Agent.Status(ctx, &hostv1.StatusRequest{Node: node})
-	if err != nil {
-		return err
-	}
-	if anew && isTerminal(a.Out) {
-		if err := a.clear(); err != nil {
-			return err
-		}
-	}
-	return a.Print(resp, func() error { return a.showStatus(resp) })
-}
-
-// clear empties the terminal (ECMA-48, CUP and ED).
-func (a *App) clear() error {
-	_, err := io.WriteString(a.Out, "\x1b[H\x1b[2J")
-	return err
-}
-
-func (a *App) showStatus(s *hostv1.StatusResponse) error {
+func (a *App) showStatus(s *hostv1.StatusResponse) {
 	t := NewTable()
 	state := Cell{"ready", Green}
 	if !s.GetReady() {
@@ -94,33 +79,18 @@ func (a *App) showStatus(s *hostv1.StatusResponse) error {
 	for _, r := range s.GetReleases() {
 		t.Row("Not released", Cell{fmt.Sprintf("workload %q, %s", r.GetWorkload(), releaseText(r)), Yellow})
 	}
-	if err := a.Show(t); err != nil {
-		return err
-	}
-	if err := a.heading("Plugins"); err != nil {
-		return err
-	}
-	if err := a.showPlugins(s.GetPlugins()); err != nil {
-		return err
-	}
-	if err := a.heading("Drivers"); err != nil {
-		return err
-	}
-	if err := a.showDrivers(s.GetDrivers()); err != nil {
-		return err
-	}
+	a.Show(t)
+	a.heading("Plugins")
+	a.showPlugins(s.GetPlugins())
+	a.heading("Drivers")
+	a.showDrivers(s.GetDrivers())
 	if len(s.GetDevices()) > 0 {
-		if err := a.heading("Devices"); err != nil {
-			return err
-		}
-		if err := a.showDevices(s.GetDevices()); err != nil {
-			return err
-		}
+		a.heading("Devices")
+		a.showDevices(s.GetDevices())
 	}
 	for _, leftover := range s.GetLeftovers() {
 		a.Note("warning: %s belongs to no known workload; inspect it, then unmount or remove it", leftover)
 	}
-	return nil
 }
 
 // releaseText describes a release that has to wait.
@@ -132,63 +102,38 @@ func releaseText(r *hostv1.Release) string {
 	return text
 }
 
-func (a *App) heading(text string) error {
-	_, err := fmt.Fprintf(a.Out, "\n%s\n", text)
-	return err
-}
-
 // keptEvents is how many events an agent keeps.
 const keptEvents = events.DefaultSize
 
 func (a *App) eventsCommand() *cobra.Command {
-	var follow bool
-	var recent int32
-	var since, node string
-	var topics []string
-	var cmd *cobra.Command
-	cmd = &cobra.Command{
+	req := &hostv1.EventsRequest{}
+	var since string
+	cmd := &cobra.Command{
 		Use: "events", Short: "Show what happened on the host",
 		Long: `Show the last events of the host, also those of before its agent was restarted, and with
 -follow new ones as they happen. The agent keeps the last 1000. With -o json each event is one
 line.`,
 		Example: `pannier events -recent 50 -follow
 pannier events -since 2h -topic volume -topic claim`,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			if recent < 0 || recent > keptEvents {
-				return Usage("-recent: from 0 to 1000")
-			}
-			from, err := sinceTime(since, time.Now())
-			if err != nil {
-				return Usage("-since: %w", err)
-			}
-			if from != nil && !cmd.Flags().Changed("recent") {
-				recent = keptEvents
-			}
-			stream, err := client.Agent.Events(ctx, &hostv1.EventsRequest{
-				Recent: recent, Follow: follow, Since: from, Topics: topics, Node: node,
-			})
-			if err != nil {
-				return err
-			}
-			defer stream.Close()
-			for stream.Receive() {
-				if err := a.showEvent(stream.Msg()); err != nil {
-					return err
-				}
-			}
-			if ctx.Err() != nil {
-				return nil // Following ends by an interrupt.
-			}
-			return stream.Err()
-		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with new events")
-	cmd.Flags().Int32Var(&recent, "recent", 20,
+	flags := cmd.Flags()
+	flags.BoolVarP(&req.Follow, "follow", "f", false, "go on with new events")
+	flags.Int32Var(&req.Recent, "recent", 20,
 		"how many of the last events to show first, at most 1000; with -since all of them, unless it is given")
-	cmd.Flags().StringVar(&since, "since", "", "show events since a `TIME` (RFC 3339), or a duration ago, such as 90m")
-	cmd.Flags().StringArrayVar(&topics, "topic", nil, "show events of a `TOPIC` only: "+strings.Join(events.Topics, ", ")+
+	flags.StringVar(&since, "since", "", "show events since a `TIME` (RFC 3339), or a duration ago, such as 90m")
+	flags.StringArrayVar(&req.Topics, "topic", nil, "show events of a `TOPIC` only: "+strings.Join(events.Topics, ", ")+
 		"; may be given more than once")
-	a.nodeFlag(cmd, &node)
+	nodeFlag(cmd, &req.Node)
+	cmd.RunE = a.WithClient(func(ctx context.Context, client *api.Client, _ []string) (err error) {
+		if req.Since, err = sinceTime(since, time.Now()); err != nil {
+			return Usage("-since: %w", err)
+		}
+		if req.Since != nil && !flags.Changed("recent") {
+			req.Recent = keptEvents
+		}
+		stream, err := client.Agent.Events(ctx, req)
+		return each(ctx, stream, err, a.showEvent)
+	})
 	return cmd
 }
 
@@ -214,5 +159,5 @@ func (a *App) showEvent(m *hostv1.EventsResponse) error {
 	if details := joinMap(e.GetDetails()); details != "" {
 		line += "  " + details
 	}
-	return a.printLine(e, func() error { return a.Say("%s", line) })
+	return a.printLine(e, func() { a.Say("%s", line) })
 }

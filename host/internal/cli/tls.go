@@ -47,7 +47,6 @@ func (a *App) tlsCACreate() *cobra.Command {
 		Long: `Make a certificate authority, once for a cluster. Its certificate (ca.pem) goes to every
 host, as tls { ca_file }. Whoever has its key (ca-key.pem) can be every host: keep it off
 them. No file is overwritten. It needs no agent.`,
-		Example: "pannier tls ca create",
 		RunE: a.Do(func(context.Context, []string) error {
 			validity, err := validity(days)
 			if err != nil {
@@ -175,7 +174,7 @@ func (a *App) showMade(cert, key string) error {
 	return a.Print(struct {
 		Cert string `json:"cert_file"`
 		Key  string `json:"key_file"`
-	}{cert, key}, func() error { return a.Show(t) })
+	}{cert, key}, nil, func() { a.Show(t) })
 }
 
 func (a *App) tlsCertInspect() *cobra.Command {
@@ -224,5 +223,5 @@ func (a *App) showCert(d pki.Description) error {
 	t.Row("Valid until", d.NotAfter.UTC().Format(time.RFC3339))
 	t.Row("DNS", strings.Join(d.DNS, ", "))
 	t.Row("IP", strings.Join(d.IP, ", "))
-	return a.Print(cert, func() error { return a.Show(t) })
+	return a.Print(cert, nil, func() { a.Show(t) })
 }

@@ -32,15 +32,10 @@ token.`,
 			resp, err := client.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{
 				Namespace: a.namespaceOr("*"), Workload: workload, Read: &read,
 			})
-			if err != nil {
-				return err
-			}
-			a.noteAge(resp.GetMeta(), &read)
-			return a.Print(resp, func() error { return a.showTokens(resp.GetTokens()) })
+			return a.Print(resp, err, func() { a.showTokens(resp.GetTokens()) })
 		}),
 	}
 	cmd.Flags().StringVar(&workload, "workload", "", "only those of the workload with this `ID`")
-	completeFlag(cmd, "workload", a.CompleteIDs(workloadIDs))
 	staleFlag(cmd, &read)
 	return cmd
 }
@@ -50,8 +45,7 @@ func (a *App) tokenInspect() *cobra.Command {
 		Use: "inspect SPEC|ID", Short: "Ask Consul about the tokens of a workload's services, now",
 		Long: `Ask this node's Consul agent about the tokens of the services of a workload that runs on this
 node, now. The agent itself looks every five minutes. The exit code is 1 unless all are valid.`,
-		Example:           "pannier token inspect web",
-		ValidArgsFunction: a.completeFileOrID(workloadIDs),
+		Example: "pannier token inspect web",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			namespace, id, err := a.specOrID(args[0])
 			if err != nil {
@@ -59,11 +53,8 @@ node, now. The agent itself looks every five minutes. The exit code is 1 unless 
 			}
 			resp, err := client.Workloads.GetWorkload(ctx,
 				&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Tokens: true})
-			if err != nil {
-				return hintWorkload(err)
-			}
 			tokens := resp.GetTokens()
-			err = a.Print(&hostv1.GetWorkloadResponse{Tokens: tokens}, func() error { return a.showInspected(tokens) })
+			err = a.Print(&hostv1.GetWorkloadResponse{Tokens: tokens}, err, func() { a.showInspected(tokens) })
 			return cmp.Or(err, inspectionError(tokens))
 		}),
 	}
@@ -96,13 +87,8 @@ those of this cluster that only Consul has. The leader does so periodically. The
 		Example: "pannier token sweep -dry-run",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Tokens.SweepTokens(ctx, &hostv1.SweepTokensRequest{DryRun: dryRun})
-			if err != nil {
-				return err
-			}
-			if err := a.Print(resp, func() error { return a.showSwept(resp.GetTokens(), dryRun) }); err != nil {
-				return err
-			}
-			return a.sweepError(resp, dryRun)
+			err = a.Print(resp, err, func() { a.showSwept(resp.GetTokens(), dryRun) })
+			return cmp.Or(err, a.sweepError(resp, dryRun))
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be revoked")
@@ -127,11 +113,7 @@ func (a *App) sweepError(m *hostv1.SweepTokensResponse, dryRun bool) error {
 	return nil
 }
 
-func (a *App) showTokens(tokens []*hostv1.Token) error {
-	if len(tokens) == 0 {
-		a.Note("no tokens; a service with a connect block is given one when its workload starts")
-		return nil
-	}
+func (a *App) showTokens(tokens []*hostv1.Token) {
 	t := NewTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "AGE", "EXPIRES", "ORPHAN")
 	for _, k := range tokens {
 		orphan := Cell{"no", ""}
@@ -141,14 +123,10 @@ func (a *App) showTokens(tokens []*hostv1.Token) error {
 		t.Row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k),
 			age(k.GetCreatedAt()), ahead(k.GetExpiresAt()), orphan)
 	}
-	return a.Show(t)
+	a.List(t, "no tokens; a service with a connect block is given one when its workload starts")
 }
 
-func (a *App) showInspected(tokens []*hostv1.InspectedToken) error {
-	if len(tokens) == 0 {
-		a.Note("no service of the workload has a token; one with a connect block has")
-		return nil
-	}
+func (a *App) showInspected(tokens []*hostv1.InspectedToken) {
 	t := NewTable("SERVICE", "CONSUL", "ACCESSOR", "EXPIRES", "STATE", "ERROR")
 	for _, k := range tokens {
 		state := Cell{k.GetState(), Red}
@@ -161,14 +139,10 @@ func (a *App) showInspected(tokens []*hostv1.InspectedToken) error {
 		t.Row(k.GetToken().GetService(), k.GetToken().GetConsul(), k.GetToken().GetAccessor(),
 			ahead(k.GetToken().GetExpiresAt()), state, k.GetError())
 	}
-	return a.Show(t)
+	a.List(t, "no service of the workload has a token; one with a connect block has")
 }
 
-func (a *App) showSwept(swept []*hostv1.SweptToken, dryRun bool) error {
-	if len(swept) == 0 {
-		a.Note("nothing to revoke: every token's workload exists")
-		return nil
-	}
+func (a *App) showSwept(swept []*hostv1.SweptToken, dryRun bool) {
 	t := NewTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "REVOKED", "REASON")
 	for _, s := range swept {
 		k, revoked, reason := s.GetToken(), Cell{"yes", Green}, s.GetReason()
@@ -183,7 +157,7 @@ func (a *App) showSwept(swept []*hostv1.SweptToken, dryRun bool) error {
 		}
 		t.Row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k), revoked, reason)
 	}
-	return a.Show(t)
+	a.List(t, "nothing to revoke: every token's workload exists")
 }
 
 // accessor returns a token's accessor in Consul. A minted token's is its id in the ledger, and

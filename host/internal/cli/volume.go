@@ -7,13 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/config"
-	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -31,7 +29,6 @@ var volumeInit string
 func (a *App) volumeInit() *cobra.Command {
 	return &cobra.Command{
 		Use: "init [FILE]", Short: "Write a volume spec to start from (volume.hcl; - is standard output)",
-		Example: "pannier volume init",
 		RunE: a.Do(func(_ context.Context, args []string) error {
 			return a.writeSpec("volume", volumeInit, "pannier volume create", args)
 		}),
@@ -46,8 +43,8 @@ func (a *App) writeSpec(noun, text, then string, args []string) error {
 		path = args[0]
 	}
 	if path == "-" {
-		_, err := fmt.Fprint(a.Out, text)
-		return err
+		a.write(text)
+		return a.outErr
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
@@ -71,8 +68,7 @@ func (a *App) volumeValidate() *cobra.Command {
 		Long: `Check a volume spec, without an agent: all that is wrong with it is reported with file and line.
 The files that secrets_from names are read. FILE may be one of Nomad's specs; - is standard input.
 pannier volume create -dry-run also asks the agent and the driver.`,
-		Example:           "pannier volume validate volume.hcl",
-		ValidArgsFunction: completeSpec,
+		Example: "pannier volume validate volume.hcl",
 		RunE: a.Do(func(_ context.Context, args []string) error {
 			spec, err := a.readVolume(args[0])
 			if err != nil {
@@ -81,7 +77,7 @@ pannier volume create -dry-run also asks the agent and the driver.`,
 			for key := range spec.GetSecrets() {
 				spec.Secrets[key] = "[REDACTED]"
 			}
-			return a.Done(spec, "volume %q of driver %q in namespace %q is valid",
+			return a.Done(spec, nil, "volume %q of driver %q in namespace %q is valid",
 				spec.GetId(), spec.GetPluginId(), spec.GetNamespace())
 		}),
 	}
@@ -94,8 +90,7 @@ func (a *App) volumeCreate() *cobra.Command {
 		Long: `Make a volume at its driver and register it. FILE is a volume spec; - is standard
 input. Repeating it gives the same volume. -dry-run makes nothing: the agent checks the
 definition, and that a healthy controller of the driver can create such a volume and has room.`,
-		Example:           "pannier volume create volume.hcl\npannier volume create -dry-run volume.hcl",
-		ValidArgsFunction: completeSpec,
+		Example: "pannier volume create volume.hcl\npannier volume create -dry-run volume.hcl",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readVolume(args[0])
 			if err != nil {
@@ -105,11 +100,7 @@ definition, and that a healthy controller of the driver can create such a volume
 				return a.checkVolume(ctx, client, spec)
 			}
 			resp, err := client.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: spec})
-			if err != nil {
-				return hintDriver(err)
-			}
-			a.warn(resp.GetWarnings())
-			return a.Print(resp, func() error { return a.madeVolume("is created", resp.GetVolume()) })
+			return a.Print(resp, err, func() { a.madeVolume("is created", resp.GetVolume()) })
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "check whether it can be made, and make nothing")
@@ -118,18 +109,11 @@ definition, and that a healthy controller of the driver can create such a volume
 
 func (a *App) checkVolume(ctx context.Context, client *api.Client, spec *hostv1.VolumeSpec) error {
 	resp, err := client.Volumes.CheckVolume(ctx, &hostv1.CheckVolumeRequest{Spec: spec})
-	if err != nil {
-		return hintDriver(err)
+	if resp.GetExists() {
+		return a.Done(resp, err, "volume %q exists with this definition: it would stay as it is", spec.GetId())
 	}
-	a.warn(resp.GetWarnings())
-	return a.Print(resp, func() error {
-		text := fmt.Sprintf("volume %q exists with this definition: it would stay as it is", spec.GetId())
-		if !resp.GetExists() {
-			text = fmt.Sprintf("volume %q can be created: driver %q would make it as %q", spec.GetId(), spec.GetPluginId(),
-				resp.GetDriverName())
-		}
-		return a.Say("%s", text)
-	})
+	return a.Done(resp, err, "volume %q can be created: driver %q would make it as %q", spec.GetId(), spec.GetPluginId(),
+		resp.GetDriverName())
 }
 
 func (a *App) volumeRegister() *cobra.Command {
@@ -137,8 +121,7 @@ func (a *App) volumeRegister() *cobra.Command {
 		Use: "register FILE", Short: "Register an existing volume, or change its definition",
 		Long: `Register a volume that exists at its driver, or change its definition. The driver is asked to
 validate it. FILE is a volume spec; - is standard input.`,
-		Example:           "pannier volume register volume.hcl",
-		ValidArgsFunction: completeSpec,
+		Example: "pannier volume register volume.hcl",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readVolume(args[0])
 			if err != nil {
@@ -150,11 +133,7 @@ validate it. FILE is a volume spec; - is standard input.`,
 					" lists the driver's"}}
 			}
 			resp, err := client.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec})
-			if err != nil {
-				return hintDriver(err)
-			}
-			a.warn(resp.GetWarnings())
-			return a.Print(resp, func() error { return a.madeVolume("is registered", resp.GetVolume()) })
+			return a.Print(resp, err, func() { a.madeVolume("is registered", resp.GetVolume()) })
 		}),
 	}
 }
@@ -171,18 +150,12 @@ func (a *App) readVolume(path string) (*hostv1.VolumeSpec, error) {
 	return spec, nil
 }
 
-func (a *App) warn(warnings []string) {
-	for _, w := range warnings {
-		a.Note("warning: %s", w)
-	}
-}
-
-func (a *App) madeVolume(what string, v *hostv1.Volume) error {
+func (a *App) madeVolume(what string, v *hostv1.Volume) {
 	text := fmt.Sprintf("volume %q %s: external id %s", v.GetSpec().GetId(), what, v.GetSpec().GetExternalId())
 	if v.GetCapacity() > 0 {
 		text += ", " + size(v.GetCapacity())
 	}
-	return a.Say("%s", text)
+	a.Say("%s", text)
 }
 
 func (a *App) volumeExpand() *cobra.Command {
@@ -191,8 +164,7 @@ func (a *App) volumeExpand() *cobra.Command {
 		Use: "expand ID [SIZE]", Short: "Grow a volume, mounted or not",
 		Long: `Grow a volume, mounted or not. SIZE, such as 10GiB, is the least capacity;
 it is the same as -capacity-min.`,
-		Example:           "pannier volume expand data 20GiB",
-		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		Example: "pannier volume expand data 20GiB",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 2 {
 				if lowest != "" {
@@ -212,10 +184,7 @@ it is the same as -capacity-min.`,
 				return Usage("a size is missing")
 			}
 			resp, err := client.Volumes.ExpandVolume(ctx, req)
-			if err != nil {
-				return hintVolume(err, args[0])
-			}
-			return a.Done(resp, "volume %q has %s", args[0], size(resp.GetVolume().GetCapacity()))
+			return a.Done(resp, err, "volume %q has %s", args[0], size(resp.GetVolume().GetCapacity()))
 		}),
 	}
 	cmd.Flags().StringVar(&lowest, "capacity-min", "", "the least `size` it is to have")
@@ -229,8 +198,7 @@ func (a *App) volumeModify() *cobra.Command {
 		Use: "modify ID -parameter KEY=VALUE", Short: "Change a volume's mutable parameters, mounted or not",
 		Long: `Change parameters of a volume at its driver, mounted or not. Which of them can be changed is up to
 the driver; those that are not given stay as they are.`,
-		Example:           "pannier volume modify data -parameter readAhead=1MiB",
-		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		Example: "pannier volume modify data -parameter readAhead=1MiB",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			parameters, secrets, err := flags.read()
 			if err != nil {
@@ -239,10 +207,8 @@ the driver; those that are not given stay as they are.`,
 			resp, err := client.Volumes.ModifyVolume(ctx, &hostv1.ModifyVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Parameters: parameters, Secrets: secrets,
 			})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier volume status lists the volumes")
-			}
-			return a.Done(resp, "volume %q is modified: %s", args[0], joinMap(resp.GetVolume().GetMutableParameters()))
+			return a.Done(resp, err, "volume %q is modified: %s",
+				args[0], joinMap(resp.GetVolume().GetMutableParameters()))
 		}),
 	}
 	flags.add(cmd)
@@ -261,40 +227,22 @@ func capacity(name, text string) (int64, error) {
 	return n, nil
 }
 
-// hintVolume adds advice for a volume that does not exist or is held.
-func hintVolume(err error, id string) error {
-	switch {
-	case err == nil:
-		return nil
-	case strings.Contains(message(err), claim.ErrVolumeNotFound.Error()):
-		return hint(err, ExitNotFound, "pannier volume status lists the volumes")
-	case strings.Contains(message(err), "held by workload"):
-		return hint(err, ExitRefused, "pannier volume explain %s says what its holders wait for", escape.Argument(id))
-	default:
-		return err
-	}
-}
-
 func (a *App) volumeDeregister() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "deregister ID", Short: "Forget a volume, but keep it at its driver",
 		Long: `Forget a volume, but keep it at its driver. Refused while it has claims; -force says what it
 leaves behind.`,
-		Example:           "pannier volume deregister data",
-		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		Example: "pannier volume deregister data",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Volumes.DeregisterVolume(ctx, &hostv1.DeregisterVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Force: force,
 			})
-			if err != nil {
-				return hintVolume(err, args[0])
-			}
 			for _, c := range resp.GetLeftBehind() {
 				a.Note("warning: left behind: %s claim of workload %q on node %q (%s); its mount and attachment may still exist",
 					c.GetMode(), c.GetWorkload(), c.GetNode(), c.GetState())
 			}
-			return a.Done(resp, "volume %q is deregistered; it still exists at its driver", args[0])
+			return a.Done(resp, err, "volume %q is deregistered; it still exists at its driver", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "deregister it even while it has claims, and say what is left behind")
@@ -308,8 +256,7 @@ func (a *App) volumeDelete() *cobra.Command {
 		Use: "delete ID", Short: "Delete a volume at its driver, with its data",
 		Long: `Delete a volume at its driver, with its data, and forget it. Refused while it has claims. On a
 terminal the command asks first, unless -yes is given.`,
-		Example:           "pannier volume delete data",
-		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		Example: "pannier volume delete data",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
@@ -321,10 +268,7 @@ terminal the command asks first, unless -yes is given.`,
 			resp, err := client.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Secrets: secrets,
 			})
-			if err != nil {
-				return hintVolume(err, args[0])
-			}
-			return a.Done(resp, "volume %q is deleted", args[0])
+			return a.Done(resp, err, "volume %q is deleted", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")

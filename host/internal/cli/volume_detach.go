@@ -22,8 +22,7 @@ func (a *App) volumeDetach() *cobra.Command {
 		Long: `Release every claim of a volume on a node, and show what became of each. While it waits it
 says for what. The exit code is 1 when a claim is left, or after -timeout; the release
 goes on then. -force frees the claims of a node that you know is down.`,
-		Example:           "pannier volume detach -timeout 30s data web-1",
-		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		Example: "pannier volume detach -timeout 30s data web-1",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if timeout < 0 {
 				return Usage("-timeout: not less than 0")
@@ -31,19 +30,14 @@ goes on then. -force frees the claims of a node that you know is down.`,
 			resp, err := a.detach(ctx, client, &hostv1.DetachVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Node: args[1], Force: force,
 			}, timeout)
-			if err != nil {
-				return hintVolume(err, args[0])
-			}
-			if err := a.Print(resp, func() error { return a.showDetached(args[0], args[1], resp.GetClaims()) }); err != nil {
-				return err
-			}
+			err = a.Print(resp, err, func() { a.showDetached(args[0], args[1], resp.GetClaims()) })
 			for _, c := range resp.GetClaims() {
-				if !c.GetReleased() {
+				if err == nil && !c.GetReleased() {
 					return Hinted(errors.New("not every claim is released"),
 						"the rest is retried automatically; -force frees the claims of a node that is down for certain")
 				}
 			}
-			return nil
+			return err
 		}),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "free the claims of a node that you know is down; your name is recorded")
@@ -123,11 +117,7 @@ func (a *App) detaching(ctx context.Context, client *api.Client, req *hostv1.Det
 	return text
 }
 
-func (a *App) showDetached(volume, node string, claims []*hostv1.DetachedClaim) error {
-	if len(claims) == 0 {
-		a.Note("volume %q has no claim on node %q: nothing to release", volume, node)
-		return nil
-	}
+func (a *App) showDetached(volume, node string, claims []*hostv1.DetachedClaim) {
 	t := NewTable("WORKLOAD", "MODE", "STATE BEFORE", "RELEASED", "MESSAGE")
 	for _, c := range claims {
 		released := Cell{"yes", Green}
@@ -136,5 +126,5 @@ func (a *App) showDetached(volume, node string, claims []*hostv1.DetachedClaim) 
 		}
 		t.Row(c.GetClaim().GetWorkload(), c.GetClaim().GetMode(), c.GetClaim().GetState(), released, c.GetMessage())
 	}
-	return a.Show(t)
+	a.List(t, "volume %q has no claim on node %q: nothing to release", volume, node)
 }

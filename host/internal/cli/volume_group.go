@@ -49,10 +49,7 @@ snapshots.`,
 				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeIds: volumes, Name: args[0],
 				Parameters: parameters, Secrets: secrets,
 			})
-			if err != nil {
-				return hintVolume(err, args[0])
-			}
-			return a.Print(resp, func() error { return a.showGroup(resp.GetGroup()) })
+			return a.Print(resp, err, func() { a.showGroup(resp.GetGroup()) })
 		}),
 	}
 	cmd.Flags().StringVar(&workload, "workload", "", "all volumes of this workload's `ID`")
@@ -66,7 +63,7 @@ func (a *App) volumesOf(ctx context.Context, client *api.Client, workload string
 		Namespace: a.namespaceOr(claim.DefaultNamespace), Id: workload,
 	})
 	if err != nil {
-		return nil, hint(err, ExitNotFound, "pannier workload status lists the workloads")
+		return nil, hint(err, ExitNotFound, "%s", workloads.known)
 	}
 	for _, v := range resp.GetWorkload().GetSpec().GetVolumes() {
 		if v.GetDriver() == "" {
@@ -83,8 +80,7 @@ func (a *App) groupStatus() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "status DRIVER GROUP", Short: "Show a group's snapshots",
-		Example:           "pannier volume snapshot group status local group-0abc",
-		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		Example: "pannier volume snapshot group status local group-0abc",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
@@ -93,11 +89,9 @@ func (a *App) groupStatus() *cobra.Command {
 			resp, err := client.Volumes.GetGroupSnapshot(ctx, &hostv1.GetGroupSnapshotRequest{
 				PluginId: args[0], GroupId: args[1], Secrets: secrets,
 			})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists the snapshots with their groups",
-					args[0])
-			}
-			return a.Print(resp, func() error { return a.showGroup(resp.GetGroup()) })
+			return a.Print(resp,
+				hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists the snapshots with their groups",
+					args[0]), func() { a.showGroup(resp.GetGroup()) })
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
@@ -108,8 +102,7 @@ func (a *App) groupDelete() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "delete DRIVER GROUP", Short: "Delete a group with its snapshots at their driver",
-		Example:           "pannier volume snapshot group delete local group-0abc",
-		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		Example: "pannier volume snapshot group delete local group-0abc",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
@@ -118,19 +111,14 @@ func (a *App) groupDelete() *cobra.Command {
 			resp, err := client.Volumes.DeleteGroupSnapshot(ctx, &hostv1.DeleteGroupSnapshotRequest{
 				PluginId: args[0], GroupId: args[1], Secrets: secrets,
 			})
-			if err != nil {
-				return err
-			}
-			return a.Done(resp, "group snapshot %s is deleted", args[1])
+			return a.Done(resp, err, "group snapshot %s is deleted", args[1])
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
 	return cmd
 }
 
-func (a *App) showGroup(g *hostv1.GroupSnapshot) error {
-	if err := a.Say("group snapshot %s: %s", g.GetGroupId(), readiness(g)); err != nil {
-		return err
-	}
-	return a.showSnapshots(g.GetSnapshots())
+func (a *App) showGroup(g *hostv1.GroupSnapshot) {
+	a.Say("group snapshot %s: %s", g.GetGroupId(), readiness(g))
+	a.showSnapshots(g.GetSnapshots())
 }

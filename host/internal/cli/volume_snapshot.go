@@ -23,8 +23,7 @@ func (a *App) snapshotCreate() *cobra.Command {
 		Long: `Take a snapshot of a volume. NAME, or -name, is its name in the namespace: snapshot_id in a volume
 spec takes it, and so does delete. Repeating the command gives the same snapshot; a name that another
 volume's snapshot has is refused. Without a name it gets one that contains the time.`,
-		Example:           "pannier volume snapshot create data -name before-the-upgrade",
-		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		Example: "pannier volume snapshot create data -name before-the-upgrade",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 2 {
 				if name != "" {
@@ -40,13 +39,9 @@ volume's snapshot has is refused. Without a name it gets one that contains the t
 				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeId: args[0], Name: name,
 				Parameters: parameters, Secrets: secrets,
 			})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier volume status lists the volumes")
-			}
-			return a.Print(resp, func() error {
-				a.warn(resp.GetWarnings())
+			return a.Print(resp, err, func() {
 				s := resp.GetSnapshot()
-				return a.Say("snapshot %q (%s) of volume %q: %s", s.GetName(), s.GetSnapshotId(), args[0], readiness(s))
+				a.Say("snapshot %q (%s) of volume %q: %s", s.GetName(), s.GetSnapshotId(), args[0], readiness(s))
 			})
 		}),
 	}
@@ -67,9 +62,8 @@ func (a *App) snapshotDelete() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "delete DRIVER SNAPSHOT", Short: "Delete a snapshot at its driver",
-		Long:              `Delete a snapshot at its driver. SNAPSHOT is its name in the namespace, or the driver's id of it.`,
-		Example:           "pannier volume snapshot delete local before-the-upgrade",
-		ValidArgsFunction: a.CompleteIDs(driverIDs),
+		Long:    `Delete a snapshot at its driver. SNAPSHOT is its name in the namespace, or the driver's id of it.`,
+		Example: "pannier volume snapshot delete local before-the-upgrade",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
@@ -78,10 +72,8 @@ func (a *App) snapshotDelete() *cobra.Command {
 			resp, err := client.Volumes.DeleteSnapshot(ctx, &hostv1.DeleteSnapshotRequest{
 				PluginId: args[0], SnapshotId: args[1], Namespace: a.namespaceOr(claim.DefaultNamespace), Secrets: secrets,
 			})
-			if err != nil {
-				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists them", args[0])
-			}
-			return a.Done(resp, "snapshot %s is deleted", args[1])
+			return a.Done(resp, hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists them", args[0]),
+				"snapshot %s is deleted", args[1])
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
@@ -107,16 +99,9 @@ func (a *App) snapshotList() *cobra.Command {
 				resp, err := client.Volumes.ListSnapshots(ctx, &hostv1.ListSnapshotsRequest{
 					PluginId: driver, PerPage: size, PageToken: token, Secrets: secrets,
 				})
-				if err != nil {
-					return nil, "", hintDriver(err)
-				}
-				return resp.GetSnapshots(), resp.GetNextToken(), nil
+				return resp.GetSnapshots(), resp.GetNextToken(), err
 			})
-			if err != nil {
-				return err
-			}
-			a.noteNext(all.GetNextToken())
-			return a.Print(all, func() error { return a.showSnapshots(all.GetSnapshots()) })
+			return a.Print(all, err, func() { a.showSnapshots(all.GetSnapshots()) })
 		}),
 	}
 	cmd.Flags().StringVar(&driver, "driver", "", "the driver's `ID`")
@@ -126,11 +111,7 @@ func (a *App) snapshotList() *cobra.Command {
 	return cmd
 }
 
-func (a *App) showSnapshots(snapshots []*hostv1.Snapshot) error {
-	if len(snapshots) == 0 {
-		a.Note("no snapshots")
-		return nil
-	}
+func (a *App) showSnapshots(snapshots []*hostv1.Snapshot) {
 	t := NewTable("SNAPSHOT", "NAME", "VOLUME", "EXTERNAL VOLUME", "SIZE", "READY", "AGE", "GROUP")
 	for _, s := range snapshots {
 		ready := Cell{"yes", Green}
@@ -140,5 +121,5 @@ func (a *App) showSnapshots(snapshots []*hostv1.Snapshot) error {
 		t.Row(s.GetSnapshotId(), s.GetName(), s.GetVolume(), s.GetExternalVolumeId(), size(s.GetSize()), ready,
 			age(s.GetCreatedAt()), s.GetGroupId())
 	}
-	return a.Show(t)
+	a.List(t, "no snapshots")
 }

@@ -19,8 +19,7 @@ func (a *App) volumeStatus() *cobra.Command {
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
 		Use: "status [ID]", Short: "List the volumes, or show one with its claims",
-		Example:           "pannier volume status data",
-		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		Example: "pannier volume status data",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				return a.listVolumes(ctx, client, &hostv1.ListVolumesRequest{Namespace: a.namespaceOr("*"), Read: &read})
@@ -28,11 +27,7 @@ func (a *App) volumeStatus() *cobra.Command {
 			resp, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Read: &read,
 			})
-			if err != nil {
-				return hintVolume(err, args[0])
-			}
-			a.noteAge(resp.GetMeta(), &read)
-			return a.Print(resp, func() error { return a.showVolume(resp) })
+			return a.Print(resp, err, func() { a.showVolume(resp) })
 		}),
 	}
 	staleFlag(cmd, &read)
@@ -72,21 +67,13 @@ func (a *App) volumeList() *cobra.Command {
 
 func (a *App) listVolumes(ctx context.Context, client *api.Client, req *hostv1.ListVolumesRequest) error {
 	resp, err := client.Volumes.ListVolumes(ctx, req)
-	if err != nil {
-		return hintDriver(err)
-	}
-	a.noteAge(resp.GetMeta(), req.GetRead())
-	return a.Print(resp, func() error {
-		if len(resp.GetVolumes()) == 0 {
-			a.Note("no volumes; make one with pannier volume init and pannier volume create")
-			return nil
-		}
+	return a.Print(resp, err, func() {
 		t := NewTable("ID", "NAMESPACE", "DRIVER", "DRIVER HEALTH", "SIZE", "ACCESS MODE", "ATTACHMENT", "CLAIMS", "AGE")
 		for _, v := range resp.GetVolumes() {
 			t.Row(v.GetSpec().GetId(), v.GetSpec().GetNamespace(), v.GetSpec().GetPluginId(), healthy(v.GetDriverHealthy()),
 				size(v.GetCapacity()), v.GetAccessMode(), v.GetAttachmentMode(), len(v.GetClaims()), age(v.GetCreatedAt()))
 		}
-		return a.Show(t)
+		a.List(t, "no volumes; make one with pannier volume init and pannier volume create")
 	})
 }
 
@@ -97,26 +84,15 @@ func (a *App) listExternal(ctx context.Context, client *api.Client, driver strin
 		resp, err := client.Volumes.ListExternal(ctx, &hostv1.ListExternalRequest{
 			PluginId: driver, PerPage: size, PageToken: token,
 		})
-		if err != nil {
-			return nil, "", hintDriver(err)
-		}
-		return resp.GetVolumes(), resp.GetNextToken(), nil
+		return resp.GetVolumes(), resp.GetNextToken(), err
 	})
-	if err != nil {
-		return err
-	}
-	a.noteNext(all.GetNextToken())
-	return a.Print(all, func() error {
-		if len(all.GetVolumes()) == 0 {
-			a.Note("driver %q holds no volumes", driver)
-			return nil
-		}
+	return a.Print(all, err, func() {
 		t := NewTable("EXTERNAL ID", "SIZE", "CONDITION", "OF SNAPSHOT", "CLONE OF", "PUBLISHED ON")
 		for _, v := range all.GetVolumes() {
 			t.Row(v.GetExternalId(), size(v.GetCapacity()), condition(v.GetAbnormal(), v.GetCondition()),
 				v.GetSnapshotId(), v.GetCloneId(), strings.Join(v.GetPublishedNodeIds(), " "))
 		}
-		return a.Show(t)
+		a.List(t, "driver %q holds no volumes", driver)
 	})
 }
 
@@ -128,7 +104,7 @@ func condition(abnormal bool, text string) Cell {
 	return Cell{text, ""}
 }
 
-func (a *App) showVolume(m *hostv1.GetVolumeResponse) error {
+func (a *App) showVolume(m *hostv1.GetVolumeResponse) {
 	v := m.GetVolume()
 	spec := v.GetSpec()
 	t := NewTable()
@@ -138,9 +114,7 @@ func (a *App) showVolume(m *hostv1.GetVolumeResponse) error {
 	t.Row("External id", spec.GetExternalId())
 	t.Row("Driver", fmt.Sprintf("%s (%s %s)", spec.GetPluginId(), v.GetProvider(), v.GetProviderVersion()))
 	t.Row("Driver health", healthy(v.GetDriverHealthy()))
-	if v.GetDriverMessage() != "" {
-		t.Row("Driver message", v.GetDriverMessage())
-	}
+	t.some("Driver message", v.GetDriverMessage())
 	t.Row("Size", size(v.GetCapacity()))
 	for _, c := range spec.GetCapabilities() {
 		t.Row("May be used as", c.GetAccessMode()+", "+c.GetAttachmentMode())
@@ -153,38 +127,28 @@ func (a *App) showVolume(m *hostv1.GetVolumeResponse) error {
 		t.Row("Topology", joinMap(topology.GetSegments()))
 	}
 	t.Row("Parameters", joinMap(spec.GetParameters()))
-	if len(v.GetMutableParameters()) > 0 {
-		t.Row("Changed to", joinMap(v.GetMutableParameters()))
-	}
+	t.some("Changed to", joinMap(v.GetMutableParameters()))
 	t.Row("Context", joinMap(spec.GetContext()))
 	t.Row("Secrets", joinMap(spec.GetSecrets()))
 	t.Row("Created", age(v.GetCreatedAt()))
 	addUsage(t, m.GetUsage())
 	addConditions(t, m.GetConditions())
-	if err := a.Show(t); err != nil {
-		return err
-	}
+	a.Show(t)
 	if len(v.GetClaims()) == 0 {
-		_, err := fmt.Fprintln(a.Out, "\nNo claims")
-		return err
-	}
-	if _, err := fmt.Fprintln(a.Out); err != nil {
-		return err
+		a.heading("No claims")
+		return
 	}
 	claims := NewTable("WORKLOAD", "NODE", "MODE", "STATE", "TOKEN", "AGE", "LAST ERROR")
 	for _, c := range v.GetClaims() {
 		claims.Row(c.GetWorkload(), c.GetNode(), c.GetMode(), claimState(c.GetState()), c.GetIndex(), age(c.GetTakenAt()),
 			c.GetLastError())
 	}
-	return a.Show(claims)
+	a.Section("", claims)
 }
 
 func addUsage(t *Table, u *hostv1.VolumeUsage) {
-	if u == nil {
-		return
-	}
 	if u.GetBytesTotal() > 0 {
-		t.Row("Bytes used", fmt.Sprintf("%s of %s", orZero(size(u.GetBytesUsed())), size(u.GetBytesTotal())))
+		t.Row("Bytes used", fmt.Sprintf("%s of %s", cmp.Or(size(u.GetBytesUsed()), "0 B"), size(u.GetBytesTotal())))
 	}
 	if u.GetInodesTotal() > 0 {
 		t.Row("Inodes used", fmt.Sprintf("%d of %d", u.GetInodesUsed(), u.GetInodesTotal()))
@@ -202,42 +166,28 @@ func addConditions(t *Table, all []*hostv1.VolumeCondition) {
 	}
 }
 
-func orZero(text string) string {
-	if text == "" {
-		return "0 B"
-	}
-	return text
-}
-
 func (a *App) volumeExplain() *cobra.Command {
 	return &cobra.Command{
 		Use: "explain ID", Short: "Show who holds a volume, what each claim waits for, and what to do",
 		Long: `Show who holds a volume on which node, what each claim waits for and since when, the last
 error, what happens next by itself, and the command to run when that is not enough.`,
-		Example:           "pannier volume explain data",
-		ValidArgsFunction: a.CompleteIDs(volumeIDs),
+		Example: "pannier volume explain data",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0],
 			})
-			if err != nil {
-				return hintVolume(err, args[0])
-			}
-			return a.Print(resp, func() error { return a.explainVolume(args[0], resp) })
+			return a.Print(resp, err, func() { a.explainVolume(args[0], resp) })
 		}),
 	}
 }
 
-func (a *App) explainVolume(id string, m *hostv1.ExplainVolumeResponse) error {
-	if err := a.Say("volume %q: %s", id, m.GetSummary()); err != nil {
-		return err
-	}
+func (a *App) explainVolume(id string, m *hostv1.ExplainVolumeResponse) {
+	a.Say("volume %q: %s", id, m.GetSummary())
 	if len(m.GetConditions()) > 0 {
 		t := NewTable()
 		addConditions(t, m.GetConditions())
-		if err := a.Section(t); err != nil {
-			return err
-		}
+		a.heading("")
+		a.Show(t)
 	}
 	for _, c := range m.GetClaims() {
 		t := NewTable()
@@ -255,24 +205,18 @@ func (a *App) explainVolume(id string, m *hostv1.ExplainVolumeResponse) error {
 			t.Row("Released", ahead(c.GetLetGoAt()))
 		}
 		t.Row("Waits for", c.GetWaitsFor())
-		if c.GetTries() > 0 {
-			t.Row("Tries", c.GetTries())
-		}
+		t.some("Tries", c.GetTries())
 		if c.GetLastError() != "" {
 			t.Row("Last error", Cell{c.GetLastError(), Red})
 		}
-		if c.GetNextTryAt() != nil {
-			t.Row("Next try", ahead(c.GetNextTryAt()))
-		}
+		t.some("Next try", ahead(c.GetNextTryAt()))
 		t.Row("Next", c.GetNext())
 		if c.GetCommand() != "" {
 			t.Row("Run", Cell{c.GetCommand(), Bold})
 		}
-		if err := a.Section(t); err != nil {
-			return err
-		}
+		a.heading("")
+		a.Show(t)
 	}
-	return nil
 }
 
 // claimState is a cell with a claim's state.

@@ -36,8 +36,8 @@ stop. It may be repeated. With -o docker the workload's mounts, secrets and port
 written as flags of docker run, with -o systemd as lines of a unit, with -o systemd-dropin
 as the drop-in of a unit that pannier-workload@.service starts the workload for. -dry-run changes
 nothing: it says what a start would do and who has the volumes, and fails if it would be refused.`,
-		Example:           "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
-		ValidArgsFunction: completeSpec, Annotations: mountFormats,
+		Example:     "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
+		Annotations: mountFormats,
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readWorkload(args[0])
 			if err != nil {
@@ -56,7 +56,7 @@ nothing: it says what a start would do and who has the volumes, and fails if it 
 			if err != nil {
 				return hintStart(ctx, client, err, spec, args[0])
 			}
-			return a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, func() error { return a.showMounts(w) })
+			return a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, nil, func() { a.Show(mountTable(w)) })
 		}),
 	}
 	dryFlag(cmd, &dry)
@@ -70,8 +70,7 @@ func (a *App) workloadUpdate() *cobra.Command {
 upstreams, proxies' configuration, intentions, tags, meta, checks and weights. A proxy whose
 bootstrap changes with them gets another file, and is started again by pannier workload
 run. The workload and its program run on. What else differs is refused, but for exec.`,
-		Example:           "pannier workload update web.hcl",
-		ValidArgsFunction: completeSpec,
+		Example: "pannier workload update web.hcl",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readWorkload(args[0])
 			if err != nil {
@@ -80,10 +79,7 @@ run. The workload and its program run on. What else differs is refused, but for 
 			p := a.progress()
 			w, err := a.start(ctx, client, p, &hostv1.StartWorkloadRequest{Spec: spec, Update: true})
 			p.close()
-			if err != nil {
-				return hintWorkload(err)
-			}
-			return a.Print(&hostv1.GetWorkloadResponse{Workload: w}, func() error { return a.showWorkload(w) })
+			return a.Print(&hostv1.GetWorkloadResponse{Workload: w}, err, func() { a.showWorkload(w) })
 		}),
 	}
 }
@@ -96,9 +92,8 @@ func (a *App) workloadStatus() *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
 		Use: "status [SPEC|ID]", Short: "List the workloads, or show one with its mounts, services and steps",
-		Example:           "pannier workload status redis\npannier workload status redis -node n2",
-		ValidArgsFunction: a.completeFileOrID(workloadIDsOf(&node)),
-		Annotations:       mountFormats,
+		Example:     "pannier workload status redis\npannier workload status redis -node n2",
+		Annotations: mountFormats,
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				if strings.Contains(mountFormats[extraFormats], a.format) {
@@ -106,10 +101,7 @@ func (a *App) workloadStatus() *cobra.Command {
 				}
 				resp, err := client.Workloads.ListWorkloads(ctx,
 					&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*"), Node: node})
-				if err != nil {
-					return err
-				}
-				return a.Print(resp, func() error { return a.showWorkloads(resp.GetWorkloads()) })
+				return a.Print(resp, err, func() { a.showWorkloads(resp.GetWorkloads()) })
 			}
 			namespace, id, err := a.specOrID(args[0])
 			if err != nil {
@@ -117,15 +109,10 @@ func (a *App) workloadStatus() *cobra.Command {
 			}
 			resp, err := client.Workloads.GetWorkload(ctx,
 				&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true, Node: node})
-			if err != nil {
-				return hintWorkload(err)
-			}
-			return a.printMounts(resp, func() error {
-				return a.showWorkload(resp.GetWorkload(), resp.GetHolders()...)
-			})
+			return a.printMounts(resp, err, func() { a.showWorkload(resp.GetWorkload(), resp.GetHolders()...) })
 		}),
 	}
-	a.nodeFlag(cmd, &node)
+	nodeFlag(cmd, &node)
 	return cmd
 }
 
@@ -151,10 +138,6 @@ func (a *App) specOrID(arg string) (namespace, id string, err error) {
 		return "", "", Usage("workload id: %w", err)
 	}
 	return a.namespaceOr(claim.DefaultNamespace), arg, nil
-}
-
-func hintWorkload(err error) error {
-	return hint(err, ExitNotFound, "pannier workload status lists the workloads")
 }
 
 // hintStart says what to do about a start that has failed.

@@ -21,7 +21,6 @@ var workloadInit string
 func (a *App) workloadInit() *cobra.Command {
 	return &cobra.Command{
 		Use: "init [FILE]", Short: "Write a workload spec to start from (workload.hcl; - is standard output)",
-		Example: "pannier workload init",
 		RunE: a.Do(func(_ context.Context, args []string) error {
 			return a.writeSpec("workload", workloadInit, "pannier workload validate", args)
 		}),
@@ -35,8 +34,7 @@ func (a *App) workloadValidate() *cobra.Command {
 with it, then whether its volumes are registered, their drivers are healthy here, and the modes,
 ports and services fit. That another workload has a volume now is no mistake of a spec: pannier
 workload start -dry-run says that too. - is standard input.`,
-		Example:           "pannier workload validate redis.hcl",
-		ValidArgsFunction: completeSpec,
+		Example: "pannier workload validate redis.hcl",
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readWorkload(args[0])
 			if err != nil {
@@ -46,14 +44,11 @@ workload start -dry-run says that too. - is standard input.`,
 			if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
 				a.Note("%s has no mistake in itself; the rest needs an agent", args[0])
 			}
-			if err != nil {
-				return err
-			}
 			if len(resp.GetProblems()) > 0 {
 				return a.problems(resp.GetProblems(), fmt.Sprintf("workload %q cannot be started on node %q", spec.GetId(),
 					resp.GetNode()))
 			}
-			return a.Done(resp, "workload %q is valid on node %q", spec.GetId(), resp.GetNode())
+			return a.Done(resp, err, "workload %q is valid on node %q", spec.GetId(), resp.GetNode())
 		}),
 	}
 }
@@ -90,7 +85,7 @@ func (a *App) dryStart(ctx context.Context, client *api.Client, spec *hostv1.Wor
 			return err
 		}
 	}
-	if err := a.Print(d.value(), func() error { return a.showDryRun(d) }); err != nil {
+	if err := a.Print(d.value(), nil, func() { a.showDryRun(d) }); err != nil {
 		return err
 	}
 	problems := resp.GetProblems()
@@ -114,7 +109,7 @@ func (d *dryRun) claim(ctx context.Context, client *api.Client, v *hostv1.Checke
 		Namespace: d.spec.GetNamespace(), Id: v.GetVolume(),
 	})
 	if err != nil {
-		return hintVolume(err, v.GetVolume())
+		return err
 	}
 	have := resp.GetVolume()
 	ref := claim.VolumeRef{Namespace: d.spec.GetNamespace(), ID: v.GetVolume()}
@@ -148,12 +143,10 @@ func (d *dryRun) claim(ctx context.Context, client *api.Client, v *hostv1.Checke
 	return nil
 }
 
-func (a *App) showDryRun(d *dryRun) error {
-	if err := a.Say("workload %q on node %q: %s", d.spec.GetId(), d.GetNode(), d.outcome()); err != nil {
-		return err
-	}
+func (a *App) showDryRun(d *dryRun) {
+	a.Say("workload %q on node %q: %s", d.spec.GetId(), d.GetNode(), d.outcome())
 	if len(d.GetVolumes()) == 0 {
-		return nil
+		return
 	}
 	t := NewTable("VOLUME", "SOURCE", "DRIVER", "CLAIM", "ACCESS MODE", "ATTACHMENT", "HELD BY", "WOULD BE")
 	for _, v := range d.GetVolumes() {
@@ -167,7 +160,7 @@ func (a *App) showDryRun(d *dryRun) error {
 		t.Row(v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(),
 			holders(d.claims[v.GetRequest()]), would)
 	}
-	return a.Show(t)
+	a.Show(t)
 }
 
 // outcome says in words what a start would do first.

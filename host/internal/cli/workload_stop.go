@@ -43,7 +43,6 @@ with an event: the ledger keeps the tokens, and they and the services are remove
 Consul lets it.`,
 		Example: `pannier workload stop redis
 pannier workload stop -all -timeout 1m`,
-		ValidArgsFunction: a.completeFileOrID(workloadIDs),
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			switch {
 			case f.timeout < 0:
@@ -63,13 +62,7 @@ pannier workload stop -all -timeout 1m`,
 			w, err := a.stopWithin(ctx, client, p, f.timeout,
 				&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id, Force: f.force})
 			p.close()
-			if err != nil {
-				return hintWorkload(err)
-			}
-			return a.Print(&hostv1.GetWorkloadResponse{Workload: w}, func() error {
-				a.Note("workload %q is stopped", id)
-				return nil
-			})
+			return a.Print(&hostv1.GetWorkloadResponse{Workload: w}, err, func() { a.Note("workload %q is stopped", id) })
 		}),
 	}
 	cmd.Flags().BoolVar(&f.force, "force", false,
@@ -125,7 +118,7 @@ func (a *App) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 			a.Note("error: workload %q: %s", r.ref, message(r.err))
 		}
 	}
-	if err := a.Print(stopped, func() error { return nil }); err != nil {
+	if err := a.Print(stopped, nil, func() {}); err != nil {
 		return err
 	}
 	if failed > 0 {

@@ -11,10 +11,11 @@ import (
 // ErrNoManagement says that no token is known that may read Consul's ACLs.
 var ErrNoManagement = errors.New(`needs a token with acl = "write" in CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE`)
 
-// SetupStep is an object of a Consul's ACLs, and what was found. Wrong: it is missing or differs.
+// SetupStep is an object of a Consul's ACLs, and what was found and done. Wrong: it is not as it should be.
 type SetupStep struct {
-	Object, Text string
-	Wrong        bool
+	Object string `json:"object"`
+	Text   string `json:"text"`
+	Wrong  bool   `json:"wrong,omitempty"`
 }
 
 // consulACLs checks what pannier setup consul has made. ACLs that were made by hand or by other tools are their
