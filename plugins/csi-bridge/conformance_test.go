@@ -3,15 +3,23 @@ package main
 import (
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/hashicorp/go-hclog"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/plugins/csi-bridge/internal/bridge"
 	"github.com/pannier/pannier/sdk/conformance"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/hostpath"
 	"github.com/pannier/pannier/test/lib/testbin"
-	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
 // TestConformance runs the conformance kit on csi-bridge, with the bundled driver and with one that attaches. The kit
@@ -64,7 +72,8 @@ func TestConformance(t *testing.T) {
 			if len(report.Left) > 0 {
 				t.Errorf("left: %q", report.Left)
 			}
-			plugin := storage.NewClient(testplugin.Start(t, "csi-bridge").Conn)
+			plugin := bridge.New(hclog.NewNullLogger())
+			defer func() { check.NoError(t, plugin.Close()) }()
 			volumes, err := plugin.List(t.Context(), d, storage.Page{})
 			check.NoError(t, err)
 			snapshots, err := plugin.ListSnapshots(t.Context(), d, storage.ListSnapshotsRequest{})
@@ -86,4 +95,48 @@ func answers(t *testing.T, socket string) {
 		}
 		return err == nil
 	})
+}
+
+// startLocal runs the bundled driver and returns its endpoint.
+func startLocal(t *testing.T, dir string) string {
+	t.Helper()
+	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	cmd := exec.Command(testbin.Build(t, "drivers/csi-local"), "-endpoint", endpoint, "-node-id", "n", "-data-dir",
+		filepath.Join(dir, "data"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	check.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		releaseBelow(t, dir)
+	})
+	return endpoint
+}
+
+// releaseBelow removes the mounts and loop devices that a failed test left.
+func releaseBelow(t *testing.T, dir string) {
+	t.Helper()
+	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, m := range slices.Backward(left) {
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		t.Error(err)
+	}
+	for _, file := range files {
+		backing, err := os.ReadFile(file)
+		if err != nil || !strings.HasPrefix(string(backing), dir+"/") {
+			continue // detached meanwhile, or not one of this test
+		}
+		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(file)))
+		if out, err := exec.Command("losetup", "-d", device).CombinedOutput(); err != nil {
+			t.Errorf("detach %s: %v: %s", device, err, out)
+		}
+	}
 }
