@@ -22,7 +22,7 @@ import (
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/internal/errcode"
-	"github.com/pannier/pannier/sdk/storage"
+	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 )
 
 // closeGrace is how long Close waits for running calls. A query that waits for a change is cut off; its caller asks
@@ -57,7 +57,7 @@ func Serve(l net.Listener, cfg Config, options ...grpc.ServerOption) *Server {
 		peerv1.RegisterServersServiceServer(s.grpc, serversService{leader: cfg.Leader, guard: g})
 	}
 	peerv1.RegisterNodeServiceServer(s.grpc, nodeService{node: cfg.Node})
-	storage.Plugin(&driverCalls{calls: cfg.Node.Calls}).Register(s.grpc)
+	driverCalls{s.grpc, cfg.Node.Calls}.RegisterService(&storagev1.StorageService_ServiceDesc, nil)
 	go func() {
 		defer close(s.done)
 		if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
