@@ -107,7 +107,7 @@ func TestCallersOfANode(t *testing.T) {
 	intend := func(ctx context.Context, service string) error {
 		t := token
 		t.ID, t.Node, t.Workload, t.Service = "00000000-0000-4000-8000-000000000002", "n1", ref("again"), service
-		return n1.IntendToken(ctx, t)
+		return NodeTokens{Servers: n1.Servers}.Intend(ctx, t)
 	}
 	again := claim.Run{Ref: ref("again"), Node: "n1", ID: "run-2"}
 	second := token

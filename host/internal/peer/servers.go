@@ -321,23 +321,33 @@ func (s *Servers) StopWorkload(ctx context.Context, _ string, ref claim.Workload
 	return err
 }
 
-// IntendToken notes in the ledger that Consul will be asked for a token.
-func (s *Servers) IntendToken(ctx context.Context, t claim.Token) error {
+// NodeTokens give a node's services their tokens: the leader asks Consul for them, and
+// the node's own Consul agent is where they are read back. It implements servicesteps.Tokens.
+type NodeTokens struct {
+	*Servers
+	// Local reads a token back from this node's Consul agent (tokens.Authority).
+	Local interface {
+		Read(ctx context.Context, t claim.Token, secret string) error
+	}
+}
+
+// Intend notes in the ledger that Consul will be asked for a token.
+func (n NodeTokens) Intend(ctx context.Context, t claim.Token) error {
 	encoded, err := json.Marshal(t)
 	if err != nil {
 		return err
 	}
-	_, err = s.leader(callTimeout).IntendToken(ctx, &peerv1.IntendTokenRequest{Node: s.cfg.Name, Token: encoded})
+	_, err = n.leader(callTimeout).IntendToken(ctx, &peerv1.IntendTokenRequest{Node: n.cfg.Name, Token: encoded})
 	return err
 }
 
-// DeriveToken has the leader ask Consul for the token that the ledger knows as t.ID.
-func (s *Servers) DeriveToken(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
+// Derive has the leader ask Consul for the token that the ledger knows as t.ID.
+func (n NodeTokens) Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
 	encoded, err := json.Marshal(t)
 	if err != nil {
 		return derived, "", err
 	}
-	resp, err := s.leader(callTimeout).DeriveToken(ctx, &peerv1.DeriveTokenRequest{Node: s.cfg.Name, Token: encoded})
+	resp, err := n.leader(callTimeout).DeriveToken(ctx, &peerv1.DeriveTokenRequest{Node: n.cfg.Name, Token: encoded})
 	if err != nil {
 		return derived, "", err
 	}
@@ -345,45 +355,20 @@ func (s *Servers) DeriveToken(ctx context.Context, t claim.Token) (derived claim
 	return derived, resp.GetSecret(), err
 }
 
-// RevokeToken has the leader revoke a token.
-func (s *Servers) RevokeToken(ctx context.Context, t claim.Token, secret string) error {
+// Revoke has the leader revoke a token, and forget it once Consul has said that it is gone.
+func (n NodeTokens) Revoke(ctx context.Context, t claim.Token, secret string) error {
 	encoded, err := json.Marshal(t)
 	if err != nil {
 		return err
 	}
-	_, err = s.leader(callTimeout).RevokeToken(ctx,
-		&peerv1.RevokeTokenRequest{Node: s.cfg.Name, Token: encoded, Secret: secret})
+	_, err = n.leader(callTimeout).RevokeToken(ctx,
+		&peerv1.RevokeTokenRequest{Node: n.cfg.Name, Token: encoded, Secret: secret})
 	return err
-}
-
-// NodeTokens give a node's services their tokens: the leader asks Consul for them, and
-// the node's own Consul agent is where they are read back. It implements servicesteps.Tokens.
-type NodeTokens struct {
-	Servers *Servers
-	// Local reads a token back from this node's Consul agent (tokens.Authority).
-	Local interface {
-		Read(ctx context.Context, t claim.Token, secret string) error
-	}
-}
-
-// Intend notes in the ledger that Consul will be asked for t.
-func (n NodeTokens) Intend(ctx context.Context, t claim.Token) error {
-	return n.Servers.IntendToken(ctx, t)
-}
-
-// Derive asks Consul for the token that the ledger knows as t.ID.
-func (n NodeTokens) Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
-	return n.Servers.DeriveToken(ctx, t)
 }
 
 // Read reads a token back from this node's Consul agent.
 func (n NodeTokens) Read(ctx context.Context, t claim.Token, secret string) error {
 	return n.Local.Read(ctx, t, secret)
-}
-
-// Revoke ends a token and forgets it once Consul has said that it is gone.
-func (n NodeTokens) Revoke(ctx context.Context, t claim.Token, secret string) error {
-	return n.Servers.RevokeToken(ctx, t, secret)
 }
 
 // Forget removes the record of a token that Consul has never made.
