@@ -111,9 +111,8 @@ func (g *Generator) await(ctx context.Context, c service.Consul, req bootstrap.R
 	pauses.InitialInterval, pauses.MaxInterval = firstPause, lastPause
 	pauses.RandomizationFactor, pauses.Multiplier = 0.2, 2
 	var last error
-	var server envoy.Server
 	p, err := backoff.Retry(waiting, func() (envoy.Proxy, error) {
-		p, err := g.proxy(waiting, c, req, &server)
+		p, err := g.proxy(waiting, c, req)
 		// The end of the wait says less than the error before it.
 		if err != nil && (last == nil || waiting.Err() == nil) {
 			last = err

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/hashicorp/consul/api"
@@ -22,11 +21,8 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// proxy makes one attempt to read everything that the bootstrap of req's proxy needs. server is what an earlier attempt
-// has read of the xDS server; zero: nothing yet.
-func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.Request, server *envoy.Server) (
-	envoy.Proxy, error,
-) {
+// proxy makes one attempt to read everything that the bootstrap of req's proxy needs.
+func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.Request) (envoy.Proxy, error) {
 	var none envoy.Proxy
 	token, err := streamToken(req.TokenFile)
 	if err != nil {
@@ -36,19 +32,12 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 	if err != nil {
 		return none, err
 	}
-	// The server does not depend on the registration: both are read at once.
-	var serverErr error
-	var reading sync.WaitGroup
-	if *server == (envoy.Server{}) {
-		reading.Go(func() {
-			if *server, serverErr = g.server(ctx, c, first(nodeToken, token)); serverErr != nil {
-				*server = envoy.Server{} // it may be incomplete
-			}
-		})
+	registered, err := g.registration(ctx, c, cmp.Or(token, nodeToken), req.ProxyID)
+	if err != nil {
+		return none, err
 	}
-	registered, err := g.registration(ctx, c, first(token, nodeToken), req.ProxyID)
-	reading.Wait()
-	if err = cmp.Or(err, serverErr); err != nil {
+	server, err := g.server(ctx, c, cmp.Or(nodeToken, token))
+	if err != nil {
 		return none, err
 	}
 	admin, err := bindTo(ctx, req.Admin)
@@ -61,14 +50,14 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 	}
 	p := envoy.Proxy{
 		ID:         req.ProxyID,
-		Service:    first(registered.Proxy.DestinationServiceName, registered.Service),
+		Service:    cmp.Or(registered.Proxy.DestinationServiceName, registered.Service),
 		Datacenter: registered.Datacenter,
-		Namespace:  first(registered.Namespace, c.Namespace),
-		Partition:  first(registered.Partition, c.Partition),
+		Namespace:  cmp.Or(registered.Namespace, c.Namespace),
+		Partition:  cmp.Or(registered.Partition, c.Partition),
 		Config:     registered.Proxy.Config,
 		Admin:      admin,
 		Ready:      ready,
-		Server:     *server,
+		Server:     server,
 		Token:      token,
 	}
 	// The agent merges the proxy-defaults into the registration.
@@ -79,14 +68,6 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 		}
 	}
 	return p, nil
-}
-
-// first returns the first text that is not empty.
-func first(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // registration returns the proxy's registration at the local agent.

@@ -3,7 +3,6 @@ package generator
 import (
 	"bytes"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +18,6 @@ import (
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
-	"github.com/pannier/pannier/test/lib/consul"
 )
 
 // TestStable makes one bootstrap a hundred times, sequentially and in parallel: the bytes are the same, and each
@@ -70,28 +68,6 @@ func TestRequests(t *testing.T) {
 	slices.Sort(got) // they are made at once
 	if want := []string{"GET /v1/agent/self", "GET /v1/agent/service/" + proxyID}; !slices.Equal(got, want) {
 		t.Errorf("got %s", got)
-	}
-}
-
-// TestRequestsAtOnce checks that the xDS server is asked for while the registration is read, and only once if that is
-// read again.
-func TestRequestsAtOnce(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.at.GRPCAddress = ""
-	r.at.TokenFile = r.consul.TokenFile(t, r.consul.Management)
-	r.proxy.Add(consul.Match{Path: "/v1/agent/service/", Times: 1}, consul.Status(http.StatusInternalServerError, ""))
-	r.proxy.Add(consul.Match{Path: "/v1/agent/service/"}, consul.Stall())
-	done := r.inBackground(t.Context(), t, r.req)
-	check.Eventually(t, "the server is asked for, and the registration twice", func() bool {
-		return r.proxy.Count("", "/v1/agent/self") == 1 && r.proxy.Count("", "/v1/agent/service/") == 2
-	})
-	r.proxy.Clear()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	if n := r.proxy.Count("", "/v1/agent/self"); n != 1 {
-		t.Errorf("the server was asked for %d times", n)
 	}
 }
 

@@ -1,6 +1,7 @@
 package generator
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"net"
@@ -35,7 +36,7 @@ func (g *Generator) server(ctx context.Context, c service.Consul, token string) 
 	if err != nil {
 		return s, status.Errorf(status.Code(err), "grpc_address of Consul %q: %s", c.Name, status.Convert(err).Message())
 	}
-	caFile := first(c.GRPCCAFile, c.CAFile)
+	caFile := cmp.Or(c.GRPCCAFile, c.CAFile)
 	if s.Socket != "" {
 		// A socket's address has no scheme that says whether it uses TLS.
 		caFile = c.GRPCCAFile
@@ -89,7 +90,7 @@ func bindTo(ctx context.Context, b bootstrap.Bind) (envoy.Endpoint, error) {
 	if b.Port == 0 {
 		return envoy.Endpoint{Socket: b.Socket()}, nil
 	}
-	return resolve(ctx, first(b.Address, "localhost"), b.Port)
+	return resolve(ctx, cmp.Or(b.Address, "localhost"), b.Port)
 }
 
 func resolve(ctx context.Context, host string, port int) (envoy.Endpoint, error) {
