@@ -1,6 +1,6 @@
-// Package codec is the one encoding of what servers write and send: entries of the log, records of the ledger and of its
-// snapshots, outcomes and answers. It is CBOR (RFC 8949), deterministic: a value always has the same bytes. A struct is a
-// map by the names of its JSON tags, without the fields that may be omitted.
+// Package codec is the one encoding of what servers write and send: entries of the log, records of the ledger and of
+// its snapshots, outcomes and answers. It is CBOR (RFC 8949), deterministic: a value always has the same bytes. A
+// struct is a map by the names of its JSON tags, without the fields that may be omitted.
 package codec
 
 import "github.com/fxamacker/cbor/v2"

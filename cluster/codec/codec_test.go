@@ -15,9 +15,23 @@ import (
 // TestRecords encodes records with a value in each field, and without any, and decodes them from bytes that are cut.
 func TestRecords(t *testing.T) {
 	for _, record := range []any{
-		claim.Volume{}, claim.Claim{}, claim.Workload{}, claim.Node{}, claim.Driver{}, claim.Token{}, claim.Snapshot{},
-		claim.SigningKey{}, claim.KeyRotation{}, claim.SecretsKeys{}, claim.Liveness{}, claim.Autopilot{}, claim.Cluster{},
-		acl.Policy{}, acl.Role{}, acl.Token{}, acl.Bootstrap{},
+		claim.Volume{},
+		claim.Claim{},
+		claim.Workload{},
+		claim.Node{},
+		claim.Driver{},
+		claim.Token{},
+		claim.Snapshot{},
+		claim.SigningKey{},
+		claim.KeyRotation{},
+		claim.SecretsKeys{},
+		claim.Liveness{},
+		claim.Autopilot{},
+		claim.Cluster{},
+		acl.Policy{},
+		acl.Role{},
+		acl.Token{},
+		acl.Bootstrap{},
 	} {
 		full, count := reflect.New(reflect.TypeOf(record)), 0
 		setAll(full.Elem(), &count)

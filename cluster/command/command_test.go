@@ -181,7 +181,8 @@ func TestEntriesThatAreNone(t *testing.T) {
 		"\x01\x04" + stamp + fields{"ref": 7}.encode(t):     command.ErrMalformed,
 		"\x01\xff" + stamp + none:                           command.ErrUnknownCommand,
 		"\x01\x7f" + stamp + "anything":                     command.ErrUnknownCommand,
-		string(rune(command.Level + 1)):                     command.ErrUnknownCommand, // whatever the next level's entries are
+		// Whatever the next level's entries are.
+		string(rune(command.Level + 1)): command.ErrUnknownCommand,
 	} {
 		if c, err := command.Decode([]byte(entry)); !errors.Is(err, want) {
 			t.Errorf("%q: got %+v, %v, want %v", entry, c, err, want)

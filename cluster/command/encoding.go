@@ -103,8 +103,8 @@ func encodeReply(result any, index uint64, err error) ([]byte, error) {
 	return data, nil
 }
 
-// decodeReply decodes a reply with the result R. Fields that a newer program added are ignored. refused is the error that
-// was sent, err is that the data is no such reply.
+// decodeReply decodes a reply with the result R. Fields that a newer program added are ignored. refused is the error
+// that was sent, err is that the data is no such reply.
 func decodeReply[R any](data []byte) (result any, index uint64, refused, err error) {
 	var r reply[*R]
 	switch err := codec.Unmarshal(data, &r); {

@@ -21,8 +21,8 @@ type PutNodeResult struct {
 	Changed bool
 }
 
-// DeleteNode removes a node and its report of its drivers. It is refused (claim.ErrNodeInUse) while the node has claims,
-// or workloads that run or wait there.
+// DeleteNode removes a node and its report of its drivers. It is refused (claim.ErrNodeInUse) while the node has
+// claims, or workloads that run or wait there.
 type DeleteNode struct {
 	Stamp
 	Name string `json:"name"`

@@ -6,9 +6,9 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// RegisterVolume inserts a volume or updates its definition. It is refused if another volume has its driver and external
-// id (claim.ErrDuplicate). The fields that the ledger sets (indexes, creation
-// time, present modes) are kept from the existing record.
+// RegisterVolume inserts a volume or updates its definition. It is refused if another volume has its driver and
+// external id (claim.ErrDuplicate). The fields that the ledger sets (indexes, creation time, present modes) are kept
+// from the existing record.
 type RegisterVolume struct {
 	Stamp
 	Volume claim.Volume `json:"volume"`

@@ -83,8 +83,8 @@ type confirmingTransport struct {
 }
 
 // AppendEntries is raft's heartbeat, too.
-func (t *confirmingTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
-	resp *raft.AppendEntriesResponse,
+func (t *confirmingTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress,
+	args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) error {
 	return t.confirmations.count(id, args, resp, func() error {
 		return t.NetworkTransport.AppendEntries(id, target, args, resp)

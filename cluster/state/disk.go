@@ -40,8 +40,8 @@ const (
 	ballastFile = "ballast"
 )
 
-// layout is the version of what is in Badger's files: the keys, the index keys and the records. Raft has all of it, so a
-// ledger of another layout is not upgraded but rebuilt, also when an older program is put back.
+// layout is the version of what is in Badger's files: the keys, the index keys and the records. Raft has all of it, so
+// a ledger of another layout is not upgraded but rebuilt, also when an older program is put back.
 const layout = "1"
 
 // closedMark is in openFile in place of the boot id.
@@ -89,8 +89,8 @@ func dropBallast(dir string) error {
 	return err
 }
 
-// markOpen records on disk that the ledger is in use, before anything is written, and discards a ledger of another layout
-// or that a crash of the machine may have damaged (lost).
+// markOpen records on disk that the ledger is in use, before anything is written, and discards a ledger of another
+// layout or that a crash of the machine may have damaged (lost).
 func markOpen(dir string) (lost bool, err error) {
 	data, err := os.ReadFile(bootIDPath)
 	if err != nil {

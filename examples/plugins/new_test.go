@@ -22,8 +22,8 @@ import (
 )
 
 // The steps of docs/plugins.md for each kind, and for a plugin in each other language: made by the command outside the
-// repository, built, tested, proved, signed, installed, found by an agent that takes only what is signed, and swapped for
-// the next version.
+// repository, built, tested, proved, signed, installed, found by an agent that takes only what is signed, and swapped
+// for the next version.
 func TestNewPlugins(t *testing.T) {
 	t.Parallel()
 	testbin.RequireRoot(t, "volumes of plugins in other languages")

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Locks lets one caller at a time, or as many as Slots, hold each key's lock. The zero value is ready. A key that nobody
-// holds or waits for uses no memory.
+// Locks lets one caller at a time, or as many as Slots, hold each key's lock. The zero value is ready. A key that
+// nobody holds or waits for uses no memory.
 type Locks[K comparable] struct {
 	// Slots is how many callers may hold a key's lock at a time; 0: one.
 	Slots int

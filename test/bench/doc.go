@@ -37,9 +37,10 @@
 // its time counts from then. After five seconds without upgrades, the program is replaced and pannier agent upgrade
 // run 30 times, a second apart. Extra is the time above the median of the first five seconds.
 //
-// Idle. Half a minute after ten workloads with a volume each were started, for a minute: CPU time of the agent and
-// its four plugins, and the voluntary context switches of all their threads. A busy machine makes Go's runtime look at
-// its threads more often, so there the wake-ups are more than on an idle one. Resident memory is the median of a look a second.
+// Idle. Half a minute after ten workloads with a volume each were started, for a minute: CPU time of the agent and its
+// four plugins, and the voluntary context switches of all their threads. A busy machine makes Go's runtime look at its
+// threads more often, so there the wake-ups are more than on an idle one. Resident memory is the median of a look a
+// second.
 //
 // Traces. One agent that exports spans over OTLP/HTTP to a collector in the benchmark's process, and one that records
 // none, each with a volume of its own: a workload is started and stopped on one, then on the other, 300 times. What a

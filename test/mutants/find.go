@@ -7,7 +7,6 @@ import (
 	"go/parser"
 	"go/scanner"
 	"go/token"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,8 +15,8 @@ import (
 // apply returns the path of the file that the mutant is planted in, and its content with the bug.
 //
 // The code to replace is compared token by token, within the declaration that the mutant names: neither a file's name
-// nor the code's layout matters. An identifier of the mutant that the declaration has no more was renamed: it stands for
-// any one identifier that the mutant does not name.
+// nor the code's layout matters. An identifier of the mutant that the declaration has no more was renamed: it stands
+// for any one identifier that the mutant does not name.
 func (m mutant) apply(root string) (path string, changed []byte, err error) {
 	defer func() {
 		if err != nil {
@@ -52,19 +51,19 @@ func (m mutant) apply(root string) (path string, changed []byte, err error) {
 // content of its file, which it is part of from begin to end.
 func (m mutant) declaration(root string) (path string, text []byte, begin, end int, err error) {
 	files := token.NewFileSet()
-	pkgs, err := parser.ParseDir(files, filepath.Join(root, m.in), func(f fs.FileInfo) bool {
-		return !strings.HasSuffix(f.Name(), "_test.go")
-	}, parser.SkipObjectResolution)
-	if err != nil {
-		return "", nil, 0, 0, err
-	}
+	names, err := filepath.Glob(filepath.Join(root, m.in, "*.go"))
 	found := 0
-	for _, pkg := range pkgs {
-		for name, file := range pkg.Files {
-			for _, node := range named(file, m.decl) {
-				found++
-				path, begin, end = name, files.Position(node.Pos()).Offset, files.Position(node.End()).Offset
-			}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, parseErr := parser.ParseFile(files, name, nil, parser.SkipObjectResolution)
+		if err = errors.Join(err, parseErr); err != nil {
+			return "", nil, 0, 0, err
+		}
+		for _, node := range named(file, m.decl) {
+			found++
+			path, begin, end = name, files.Position(node.Pos()).Offset, files.Position(node.End()).Offset
 		}
 	}
 	if found != 1 {

@@ -99,7 +99,9 @@ func given[T any](cmd *cobra.Command, name string, value *T) *T {
 	return value
 }
 
-func (f *agentFlags) run(ctx context.Context, a *cli.App, cmd *cobra.Command, run runAgent, check checkAgent) (err error) {
+func (f *agentFlags) run(ctx context.Context, a *cli.App, cmd *cobra.Command, run runAgent,
+	check checkAgent,
+) (err error) {
 	if err := process.KeepPrivate(); err != nil {
 		return err
 	}

@@ -17,8 +17,7 @@ func (a *App) doctorCommand() *cobra.Command {
 	var paths []string
 	var fix bool
 	var node string
-	var cmd *cobra.Command
-	cmd = &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check this machine and its agent, and name the commands that mend them",
 		Long: `Check this machine and its agent for what keeps workloads from their volumes: one row for
 each finding, with the command that mends it. It works without an agent, too: what needs one

@@ -159,7 +159,8 @@ func (f *fakeACL) CreateACLToken(_ context.Context,
 	defer f.mu.Unlock()
 	t := &hostv1.ACLToken{
 		Accessor: fmt.Sprintf("acc-%d",
-			len(f.tokens)), Name: req.Name, Type: req.Type, Policies: req.Policies, Roles: req.Roles, CreatedAt: ago(0)}
+			len(f.tokens)), Name: req.Name, Type: req.Type, Policies: req.Policies, Roles: req.Roles, CreatedAt: ago(0),
+	}
 	if req.Ttl != nil {
 		t.ExpiresAt = timestamppb.New(time.Now().Add(req.Ttl.AsDuration() + time.Minute))
 	}

@@ -80,7 +80,9 @@ func (e *emitter) Publish(_ context.Context, _ storage.Driver, req storage.Publi
 func (e *emitter) Close() error {
 	close(e.stop)
 	e.ticking.Wait()
-	sdk.Emit(sdk.Event{Type: "last", Subject: strconv.Itoa(os.Getpid()),
-		Details: map[string]string{"n": strconv.Itoa(e.emitted)}})
+	sdk.Emit(sdk.Event{
+		Type: "last", Subject: strconv.Itoa(os.Getpid()),
+		Details: map[string]string{"n": strconv.Itoa(e.emitted)},
+	})
 	return nil
 }

@@ -94,8 +94,8 @@ func run(t testing.TB, name string, args ...string) string {
 }
 
 // Freeze suspends all writes to the file system of a directory until thaw or the end of the test. A process of its own
-// freezes and thaws: it thaws when its input ends, so also when the test's process panics or is killed. Else the threads
-// of that process which write to the file system would keep it from ending, for ever.
+// freezes and thaws: it thaws when its input ends, so also when the test's process panics or is killed. Else the
+// threads of that process which write to the file system would keep it from ending, for ever.
 func Freeze(t testing.TB, dir string) (thaw func()) {
 	t.Helper()
 	cmd := exec.Command("sh", "-ec", `fsfreeze --freeze "$1"; echo frozen; read end || fsfreeze --unfreeze "$1"`, "sh", dir)

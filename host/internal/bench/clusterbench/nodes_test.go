@@ -128,8 +128,8 @@ func discover(n int, join string) (*discovery.Discovery, error) {
 	})
 }
 
-// gather lets nodes join the servers in waves, as fast as the machine can. last is the time from the last wave until each of them
-// knows all others except one, on average. If time runs out, fewer have joined.
+// gather lets nodes join the servers in waves, as fast as the machine can. last is the time from the last wave until
+// each of them knows all others except one, on average. If time runs out, fewer have joined.
 func (s *formed) gather(b *testing.B, number int) (all *swarm, last time.Duration, ok bool) {
 	b.Helper()
 	all = &swarm{}

@@ -116,7 +116,8 @@ func TestSpansAreCut(t *testing.T) {
 	}}}); err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 1 || proto.Size(got[0]) > 2*wire.MaxSpanAttribute+wire.MaxSpanName+64 || !utf8.ValidString(got[0].String()) {
+	if len(got) != 1 || proto.Size(got[0]) > 2*wire.MaxSpanAttribute+wire.MaxSpanName+64 ||
+		!utf8.ValidString(got[0].String()) {
 		t.Errorf("the spans are %v", got)
 	}
 }

@@ -200,8 +200,9 @@ func (s *Sockets) Keep() (*Kept, error) {
 // settleTime is how long connections may take to be parked.
 const settleTime = time.Second
 
-// Exec replaces this program by another one, with the same arguments, which gets what was kept. more is added to the environment. It returns only if it fails, or if ctx has ended; then Exec
-// may be called again. From then on a signal to stop ends the process.
+// Exec replaces this program by another one, with the same arguments, which gets what was kept. more is added to the
+// environment. It returns only if it fails, or if ctx has ended; then Exec may be called again. From then on a signal
+// to stop ends the process.
 func (k *Kept) Exec(ctx context.Context, program string, o Outcome, more ...string) error {
 	settling, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()

@@ -18,9 +18,9 @@ import (
 )
 
 // unanswered is a call that mounts a volume, which was made and has no answer: its driver may mount at any time, also
-// after it has answered the opposite call. It is in the journal from before the call until its answer. Without an answer it stays until
-// the driver's process has ended, or until the driver's SettleTime has passed; so long the volume's claim is kept,
-// since a second writer may be on another node as soon as it is freed.
+// after it has answered the opposite call. It is in the journal from before the call until its answer. Without an
+// answer it stays until the driver's process has ended, or until the driver's SettleTime has passed; so long the
+// volume's claim is kept, since a second writer may be on another node as soon as it is freed.
 type unanswered struct {
 	Call  string           `json:"call"`
 	Since boottime.Instant `json:"since"` // when it was given up; if the host was killed, when it was made

@@ -147,9 +147,6 @@ func join[M proto.Message](j *joiner, messages []M) string {
 	return strings.Join(texts, ",\n")
 }
 
-// keyPrefix is that of all keys that affect the bootstrap.
-const keyPrefix = "envoy_"
-
 // The keys of a proxy's configuration that affect the bootstrap. They are listed on Consul's page "Envoy proxy
 // configuration reference".
 const (

@@ -284,11 +284,13 @@ func TestRevokeWithAnOldAnswer(t *testing.T) {
 		fault consul.Fault
 	}{
 		"minted": {
-			false, consul.Match{Method: http.MethodDelete, Path: "/v1/acl/token/", Times: 1},
+			false,
+			consul.Match{Method: http.MethodDelete, Path: "/v1/acl/token/", Times: 1},
 			consul.Status(http.StatusNotFound, "Cannot find token to delete"),
 		},
 		"from a login": {
-			true, consul.Match{Method: http.MethodPost, Path: "/v1/acl/logout", Times: 1},
+			true,
+			consul.Match{Method: http.MethodPost, Path: "/v1/acl/logout", Times: 1},
 			consul.Status(http.StatusForbidden, "ACL not found"),
 		},
 	} {

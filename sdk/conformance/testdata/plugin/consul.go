@@ -23,7 +23,8 @@ import (
 type tokens struct{ *plugin }
 
 func (t *tokens) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (identity.Token, string,
-	error) {
+	error,
+) {
 	if req.ID == "" {
 		return identity.Token{}, "", status.Error(codes.InvalidArgument, "no id")
 	}
@@ -111,7 +112,8 @@ func (s *services) Deregister(ctx context.Context, c service.Consul, _ registrat
 }
 
 func (s *services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64,
-	[]registration.Change, error) {
+	[]registration.Change, error,
+) {
 	var changes []registration.Change
 	if s.mode == "broken" && len(req.Instances) > 0 {
 		changes = []registration.Change{{ID: "x", Action: registration.Registered, Reason: "why not"}}

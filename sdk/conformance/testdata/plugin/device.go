@@ -14,10 +14,12 @@ import (
 type devices struct{ *plugin }
 
 func (d *devices) Fingerprint(ctx context.Context, report func([]device.Group) error) error {
-	group := device.Group{Vendor: "linux", Type: "pseudo", Name: "memory",
+	group := device.Group{
+		Vendor: "linux", Type: "pseudo", Name: "memory",
 		Devices: []device.Instance{
 			{ID: "zero", Healthy: true}, {ID: "null", Healthy: true}, {ID: "full", Message: "full"},
-		}}
+		},
+	}
 	if d.mode == "broken" {
 		group.Vendor = ""
 	}

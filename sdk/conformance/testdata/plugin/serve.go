@@ -56,9 +56,11 @@ func (c *connections) HandleConn(_ context.Context, s stats.ConnStats) {
 		os.Exit(0)
 	}
 }
+
 func (c *connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
-func (c *connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
-func (c *connections) HandleRPC(context.Context, stats.RPCStats)                         {}
+
+func (c *connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+func (c *connections) HandleRPC(context.Context, stats.RPCStats)                       {}
 
 type ownService struct {
 	pluginv1.UnimplementedPluginServiceServer
@@ -86,7 +88,8 @@ func (p *ownService) Validate(ctx context.Context, req *pluginv1.ValidateRequest
 }
 
 func (p *ownService) Configure(ctx context.Context, req *pluginv1.ConfigureRequest) (*pluginv1.ConfigureResponse,
-	error) {
+	error,
+) {
 	return &pluginv1.ConfigureResponse{}, invalid(p.kind.Impl.(sdk.Configurer).Configure(ctx, req.GetConfig()))
 }
 
@@ -97,7 +100,8 @@ func (p *ownService) Stop(context.Context, *pluginv1.StopRequest) (*pluginv1.Sto
 
 // call keeps the process running while a call is in flight.
 func (p *ownService) call(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
-	error) {
+	error,
+) {
 	p.calls.Add(1)
 	defer p.calls.Done()
 	return handler(ctx, req)
@@ -113,7 +117,8 @@ func (p *ownService) exit() {
 }
 
 func (p *ownService) Attend(req *pluginv1.AttendRequest,
-	stream grpc.ServerStreamingServer[pluginv1.AttendResponse]) error {
+	stream grpc.ServerStreamingServer[pluginv1.AttendResponse],
+) error {
 	if p.mode != "mute" {
 		if err := stream.Send(&pluginv1.AttendResponse{Healthy: true}); err != nil {
 			return err

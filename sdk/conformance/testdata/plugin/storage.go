@@ -19,7 +19,8 @@ import (
 type volumes struct{ *plugin }
 
 func (v *volumes) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions,
-	report func(storage.Fingerprint) error) error {
+	report func(storage.Fingerprint) error,
+) error {
 	interval := min(opts.Interval, time.Hour)
 	for last, first := false, true; ; first = false {
 		if fp := v.look(ctx, d); first || fp.Healthy != last && v.mode != "never-sick" {

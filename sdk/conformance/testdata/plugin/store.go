@@ -71,7 +71,8 @@ func (v *volumes) keepVolume(id string, m made) error {
 }
 
 func (v *volumes) Create(ctx context.Context, d storage.Driver, req storage.CreateRequest) (storage.CreateResponse,
-	error) {
+	error,
+) {
 	var none storage.CreateResponse
 	if err := v.call(ctx, d, "create", storage.Volume{Name: req.Name, Secrets: req.Secrets}); err != nil {
 		return none, err
@@ -236,7 +237,8 @@ func (v *volumes) ValidateVolume(ctx context.Context, d storage.Driver, req stor
 }
 
 func (v *volumes) Expand(ctx context.Context, d storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse,
-	error) {
+	error,
+) {
 	if err := v.call(ctx, d, "expand", req.Volume); err != nil {
 		return storage.ExpandResponse{}, err
 	}
@@ -261,7 +263,8 @@ func (v *volumes) ExpandNode(ctx context.Context, d storage.Driver, req storage.
 }
 
 func (v *volumes) CreateSnapshot(ctx context.Context, d storage.Driver, req storage.CreateSnapshotRequest) (storage.Snapshot,
-	error) {
+	error,
+) {
 	id := "ext-" + req.Name
 	snap := storage.Snapshot{ID: id, VolumeExternalID: req.Volume.ExternalID, Ready: true}
 	if err := v.call(ctx, d, "snapshot", req.Volume); err != nil {
@@ -297,7 +300,8 @@ func (v *volumes) DeleteSnapshot(_ context.Context, _ storage.Driver, id string,
 }
 
 func (v *volumes) ListSnapshots(_ context.Context, _ storage.Driver,
-	req storage.ListSnapshotsRequest) (res storage.ListSnapshotsResponse, err error) {
+	req storage.ListSnapshotsRequest,
+) (res storage.ListSnapshotsResponse, err error) {
 	ids, next, err := v.page("snap", ".of", req.Page)
 	if v.mode == "one-snapshot" && len(ids) > 0 {
 		ids, next = ids[:1], ""

@@ -54,8 +54,10 @@ func main() {
 			fmt.Print(strings.Repeat("x", 1<<20))
 		}
 	case "wrong-cookie":
-		goplugin.Serve(&goplugin.ServeConfig{HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: "OTHER",
-			MagicCookieValue: "x"}})
+		goplugin.Serve(&goplugin.ServeConfig{HandshakeConfig: goplugin.HandshakeConfig{
+			MagicCookieKey:   "OTHER",
+			MagicCookieValue: "x",
+		}})
 		os.Exit(1)
 	case "wrong-wire":
 		goplugin.Serve(&goplugin.ServeConfig{
@@ -272,6 +274,8 @@ func (i *impl) Attach(ctx context.Context, d storage.Driver, req storage.AttachR
 	case "log":
 		sdk.Logger().Warn("said in a call", "volume", arg)
 	}
-	return map[string]string{"pid": strconv.Itoa(os.Getpid()), "config": i.config, "args": strings.Join(os.Args[1:], " "),
-		"env": strings.Join(os.Environ(), "\n")}, nil
+	return map[string]string{
+		"pid": strconv.Itoa(os.Getpid()), "config": i.config, "args": strings.Join(os.Args[1:], " "),
+		"env": strings.Join(os.Environ(), "\n"),
+	}, nil
 }
