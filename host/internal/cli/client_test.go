@@ -20,7 +20,8 @@ func TestStopBeforeTheWholeProgram(t *testing.T) {
 	program := check.Must(os.ReadFile(testbin.Build(t, "host/cmd/pannier")))(t)
 	check.NoError(t, os.WriteFile(filepath.Join(bin, "pannier"), program, 0o755)) //nolint:gosec // it is an executable
 	sleeps := []byte("#!/bin/sh\nexec sleep 300\n")
-	check.NoError(t, os.WriteFile(filepath.Join(bin, "pannier-agent"), sleeps, 0o755)) //nolint:gosec // it is an executable
+	check.NoError(t,
+		os.WriteFile(filepath.Join(bin, "pannier-agent"), sleeps, 0o755)) //nolint:gosec // it is an executable
 	for after := range 50 {
 		cmd := exec.Command(filepath.Join(bin, "pannier"), "agent")
 		check.NoError(t, cmd.Start())

@@ -146,7 +146,10 @@ Environment=PANNIER_TOKEN_FILE_WEB=%d/web.si_token
 		t.Errorf("%s, %v", got, err)
 	}
 	// systemd cannot ask for names that do not fit into a socket's address.
-	for length, fits := range map[int]bool{maxLoaded - len("web.si_token"): true, maxLoaded - len("web.si_token") + 1: false} {
+	for length, fits := range map[int]bool{
+		maxLoaded - len("web.si_token"):     true,
+		maxLoaded - len("web.si_token") + 1: false,
+	} {
 		w.Spec.Units[0] = strings.Repeat("x", length-len(".service")) + ".service"
 		if _, err := a.systemdVariables(w); (err == nil) != fits {
 			t.Errorf("%d bytes: %v", length, err)

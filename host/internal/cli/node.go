@@ -140,7 +140,8 @@ func (a *App) showNode(m *hostv1.GetNodeResponse) {
 	a.Section("", workloads)
 	claims := NewTable("VOLUME", "NAMESPACE", "WORKLOAD", "MODE", "STATE", "AGE")
 	for _, c := range m.GetClaims() {
-		claims.Row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), claimState(c.GetState()), age(c.GetTakenAt()))
+		claims.Row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), claimState(c.GetState()),
+			age(c.GetTakenAt()))
 	}
 	a.Section("", claims)
 }

@@ -62,10 +62,9 @@ With -canary, the new process gets a part of the calls only, until pannier plugi
 rollback; pannier plugin status shows how many fail in both. If it fails more of them than the
 one that serves, ends or is unhealthy, it is ended and refused, and its failed calls are
 repeated. A pinned plugin can have a canary, so pin it before the file comes.`,
-		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.SwapPlugin(ctx,
-				&hostv1.SwapPluginRequest{Name: name, Grace: grace.proto(), CanaryPercent: int32(part)})
-			return answer(resp, err)
+		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
+			return client.Plugins.SwapPlugin(ctx,
+				&hostv1.SwapPluginRequest{Name: args[0], Grace: grace.proto(), CanaryPercent: int32(part)})
 		}))
 	cmd.Flags().Var(&part, "canary", "give it `PERCENT` of the calls, 1% to 99%")
 	cmd.MarkFlagsMutuallyExclusive("canary", "grace")
@@ -94,9 +93,8 @@ func (a *App) pluginPromote() *cobra.Command {
 	return grace.of(a.pluginOrder("promote NAME", "Let a plugin's canary serve",
 		`Let the process serve that pannier plugin swap -canary has started. A pinned plugin is then
 pinned to it. It is on probation like any other new binary.`,
-		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: name, Grace: grace.proto()})
-			return answer(resp, err)
+		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
+			return client.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: args[0], Grace: grace.proto()})
 		}))
 }
 
@@ -106,9 +104,8 @@ func (a *App) pluginRestart() *cobra.Command {
 		`Replace a plugin's process by a new one of the same binary, which is brought up beside
 the old one as for a swap: no call fails, even if the old process hangs. The exit code is
 4 when the new process cannot take over; callers then keep the one that they have.`,
-		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.RestartPlugin(ctx, &hostv1.RestartPluginRequest{Name: name, Grace: grace.proto()})
-			return answer(resp, err)
+		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
+			return client.Plugins.RestartPlugin(ctx, &hostv1.RestartPluginRequest{Name: args[0], Grace: grace.proto()})
 		}))
 }
 
@@ -120,10 +117,9 @@ func (a *App) pluginRollback() *cobra.Command {
 pannier plugin versions lists them. What serves now, and what is preferred in the plugin
 directory, is refused until it changes, or until pannier plugin swap. While there is a canary,
 only that is ended and refused.`,
-		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.RollbackPlugin(ctx,
-				&hostv1.RollbackPluginRequest{Name: name, To: to, Grace: grace.proto()})
-			return answer(resp, err)
+		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
+			return client.Plugins.RollbackPlugin(ctx,
+				&hostv1.RollbackPluginRequest{Name: args[0], To: to, Grace: grace.proto()})
 		}))
 	cmd.Flags().StringVar(&to, "to", "", "the `VERSION` to bring back, or the first 6 or more digits of its sum")
 	cmd.Example += "\npannier plugin rollback csi-bridge -to 1.1.0"
@@ -131,25 +127,19 @@ only that is ended and refused.`,
 }
 
 func (a *App) pluginPin() *cobra.Command {
-	cmd := a.pluginOrder("pin NAME [VERSION]", "Keep a plugin at one binary, whatever comes into the plugin directory",
+	return a.pluginOrder("pin NAME [VERSION]", "Keep a plugin at one binary, whatever comes into the plugin directory",
 		`Keep a plugin at one binary, whatever comes into the plugin directory: the one of this
 version, or the one that serves now. The first 6 digits of a sum do as well. pannier
-plugin versions lists what can be pinned, and the newer file that waits meanwhile.`, nil)
-	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
-		return a.orderPlugin(ctx, args[0], func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			which := append(args, "")[1]
-			resp, err := client.Plugins.PinPlugin(ctx, &hostv1.PinPluginRequest{Name: name, Sha256: which})
-			return answer(resp, err)
+plugin versions lists what can be pinned, and the newer file that waits meanwhile.`,
+		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
+			return client.Plugins.PinPlugin(ctx, &hostv1.PinPluginRequest{Name: args[0], Sha256: append(args, "")[1]})
 		})
-	})
-	return cmd
 }
 
 func (a *App) pluginUnpin() *cobra.Command {
 	return a.pluginOrder("unpin NAME", "Let what is in the plugin directory serve again", "",
-		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.UnpinPlugin(ctx, &hostv1.UnpinPluginRequest{Name: name})
-			return answer(resp, err)
+		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
+			return client.Plugins.UnpinPlugin(ctx, &hostv1.UnpinPluginRequest{Name: args[0]})
 		})
 }
 
@@ -178,47 +168,27 @@ type ordered interface {
 	GetPlugin() *hostv1.Plugin
 }
 
-// answer unwraps a response.
-func answer[M any, P interface {
-	*M
-	ordered
-}](resp *M, err error) (ordered, error) {
-	if err != nil {
-		return nil, err
-	}
-	return P(resp), nil
-}
-
-// order asks the agent to do something with a plugin.
-type order func(ctx context.Context, client *api.Client, name string) (ordered, error)
-
-func (a *App) pluginOrder(use, short, long string, do order) *cobra.Command {
+func (a *App) pluginOrder(use, short, long string,
+	order func(ctx context.Context, client *api.Client, args []string) (ordered, error),
+) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short, Long: long,
 		Example: "pannier plugin " + strings.Fields(use)[0] + " csi-bridge",
-		RunE:    a.Do(func(ctx context.Context, args []string) error { return a.orderPlugin(ctx, args[0], do) }),
+		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+			m, err := order(ctx, client, args)
+			err = hint(err, ExitRefused, "pannier plugin history %s shows what was tried", args[0])
+			return a.Print(m, err, func() { a.showOrdered(m) })
+		}),
 	}
 }
 
-func (a *App) orderPlugin(ctx context.Context, name string, do order) error {
-	client, err := a.Client()
-	if err != nil {
-		return err
-	}
-	m, err := do(ctx, client, name)
-	if err != nil {
-		return hint(err, ExitRefused, "pannier plugin history %s shows what was tried", name)
-	}
-	swap := true
+// showOrdered shows which generation serves now, and the swap if the order was one.
+func (a *App) showOrdered(m ordered) {
+	p, swap := m.GetPlugin(), true
 	switch m.(type) { // the others fail when there is nothing to do
 	case *hostv1.PinPluginResponse, *hostv1.UnpinPluginResponse:
 		swap = false
 	}
-	return a.Print(m, nil, func() { a.showOrdered(m.GetPlugin(), swap) })
-}
-
-// showOrdered shows which generation serves now, and the swap if the order was one.
-func (a *App) showOrdered(p *hostv1.Plugin, swap bool) {
 	line := fmt.Sprintf("plugin %q is %s; pannier plugin status %s shows more", p.GetName(), p.GetState(), p.GetName())
 	if p.GetPid() != 0 {
 		line = fmt.Sprintf("plugin %q: %s serves", p.GetName(), generation(p.GetGeneration(), p.GetVersion(), p.GetSha256()))

@@ -211,7 +211,8 @@ func (a *App) showPlugin(p *hostv1.Plugin) {
 	for _, v := range p.GetVersions() {
 		if v.GetWaits() {
 			t.Row("Waiting", fmt.Sprintf("version %s in %s, sha256 %s, until pannier plugin unpin %s",
-				cmp.Or(v.GetVersion(), "unknown (pannier plugin verify shows it)"), v.GetFile(), shortSum(v.GetSha256()), p.GetName()))
+				cmp.Or(v.GetVersion(),
+					"unknown (pannier plugin verify shows it)"), v.GetFile(), shortSum(v.GetSha256()), p.GetName()))
 		}
 	}
 	t.Row("Served before", p.GetLastGood())
@@ -248,7 +249,8 @@ func (a *App) showCanary(p *hostv1.Plugin) {
 	serves := &hostv1.PluginGeneration{Generation: p.GetGeneration(), Version: p.GetVersion(), Sha256: p.GetSha256()}
 	row("serves", serves, p.GetPid(), c.GetServingCalls(), 100-c.GetPercent(), c.GetServingFailedCalls())
 	row("canary", c.GetGeneration(), c.GetPid(), c.GetCalls(), c.GetPercent(), c.GetFailedCalls())
-	a.Section(fmt.Sprintf("Canary for %s, until pannier plugin promote or rollback %s", age(c.GetStartedAt()), p.GetName()), t)
+	a.Section(fmt.Sprintf("Canary for %s, until pannier plugin promote or rollback %s", age(c.GetStartedAt()),
+		p.GetName()), t)
 }
 
 func swapTable(swaps []*hostv1.PluginSwap) *Table {

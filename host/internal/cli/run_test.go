@@ -266,7 +266,8 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 	a := &App{Err: io.Discard, patience: 250 * time.Millisecond}
 	p := a.progress()
 	defer p.close()
-	if _, err = a.stop(t.Context(), client, p, &hostv1.StopWorkloadRequest{Namespace: "default", Id: "w"}); err == nil || resets.Load() < 2 {
+	if _, err = a.stop(t.Context(), client, p,
+		&hostv1.StopWorkloadRequest{Namespace: "default", Id: "w"}); err == nil || resets.Load() < 2 {
 		t.Errorf("%v after %d resets, want several", err, resets.Load())
 	}
 	if code, _ := classify(err); code != ExitUnreachable {

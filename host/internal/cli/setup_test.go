@@ -19,8 +19,9 @@ func setupHost(t *testing.T, config, report string) (path string, input func() s
 		t.Skipf("plugins cannot be in a temporary directory: %v", err)
 	}
 	path = filepath.Join(dir, "agent.hcl")
-	check.NoError(t, os.WriteFile(path, []byte("name = \"n1\"\nplugin_dir = \"plugins\"\nsocket = \"/nonexistent/api.sock\"\n"+
-		config), 0o600))
+	check.NoError(t,
+		os.WriteFile(path, []byte("name = \"n1\"\nplugin_dir = \"plugins\"\nsocket = \"/nonexistent/api.sock\"\n"+
+			config), 0o600))
 	check.NoError(t, os.Mkdir(filepath.Join(dir, "plugins"), 0o755))
 	sids := "#!/bin/sh\n/bin/cat >" + dir + "/input\n/usr/bin/env >" + dir + "/env\n/bin/echo '" + report + "'\n"
 	check.NoError(t, os.WriteFile(filepath.Join(dir, "plugins/sids"), []byte(sids), 0o755))
@@ -72,7 +73,8 @@ consul {
 		t.Errorf("%+v", in)
 	}
 
-	path, input = setupHost(t, "", `{"steps": [{"object": "policy x", "text": "is missing", "wrong": true}], "config": "consul {}\n"}`)
+	path, input = setupHost(t, "",
+		`{"steps": [{"object": "policy x", "text": "is missing", "wrong": true}], "config": "consul {}\n"}`)
 	out = runSetupConsul(t, ExitError, "-config", path, "-check")
 	if in := input(); in.Mode != "check" || in.Configured || in.Consul.Address != "https://10.0.0.1:8501" ||
 		in.NodeTokenFile != filepath.Join(filepath.Dir(path), "consul.token") {
