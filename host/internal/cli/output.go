@@ -45,8 +45,8 @@ func (a *App) checkFormat(cmd *cobra.Command) error {
 	return fmt.Errorf("output format %q is not one of %s", a.format, strings.Join(allowed, ", "))
 }
 
-// Print writes the answer of a call, or another value, as JSON, or calls people. It returns the call's error, or that of
-// the output.
+// Print writes the answer of a call, or another value, as JSON, or calls people. It returns the call's error, or that
+// of the output.
 func (a *App) Print(v any, err error, people func()) error {
 	if err != nil {
 		return err
@@ -147,20 +147,22 @@ func (a *App) writeJSON(v any, indent string) {
 	a.write(out.String() + "\n")
 }
 
-// table aligns rows for people. A cell may carry a colour.
+// Table aligns rows for people. A cell may carry a colour.
 type Table struct {
 	rows  [][]Cell
 	width []int
 }
 
+// Cell is a text with its colour.
 type Cell struct {
 	Text  string
 	Color Color
 }
 
-// color is an SGR code; empty: none.
+// Color is an SGR code; empty: none.
 type Color string
 
+// The colours of cells.
 const (
 	Red    Color = "31"
 	Green  Color = "32"
@@ -168,6 +170,7 @@ const (
 	Bold   Color = "1"
 )
 
+// NewTable returns a table with a header in bold, or without one.
 func NewTable(header ...string) *Table {
 	t := &Table{}
 	if len(header) > 0 {
@@ -180,7 +183,7 @@ func NewTable(header ...string) *Table {
 	return t
 }
 
-// row adds cells without colour.
+// Row adds cells without colour.
 func (t *Table) Row(cells ...any) {
 	row := make([]Cell, len(cells))
 	for i, c := range cells {
