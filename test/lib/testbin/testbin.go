@@ -64,14 +64,17 @@ func BuildTags(t testing.TB, pkg string, tags ...string) string {
 // whose version the linker sets.
 func BuildVersion(t testing.TB, pkg, version string) string {
 	t.Helper()
+	name, own := filepath.Join(version, filepath.Base(pkg)), filepath.Join(Root(), pkg, "VERSION")
+	if _, err := os.Stat(own); errors.Is(err, os.ErrNotExist) {
+		return build(t, Root(), "./"+pkg, name, "-ldflags=-s -w -X main.version=v"+version)
+	}
 	dir := t.TempDir()
 	file, overlay := filepath.Join(dir, "VERSION"), filepath.Join(dir, "overlay.json")
-	list, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(Root(), pkg, "VERSION"): file}})
+	list, err := json.Marshal(map[string]any{"Replace": map[string]string{own: file}})
 	if err = errors.Join(err, os.WriteFile(file, []byte(version), 0o600), os.WriteFile(overlay, list, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	return build(t, Root(), "./"+pkg, filepath.Join(version, filepath.Base(pkg)), "-overlay="+overlay,
-		"-ldflags=-s -w -X main.version=v"+version)
+	return build(t, Root(), "./"+pkg, name, "-overlay="+overlay)
 }
 
 // Pannier builds pannier with pannier-agent beside it, as make build does, and returns its path.

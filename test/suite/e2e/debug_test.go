@@ -94,7 +94,7 @@ acl {
 		"versions.txt": "kernel ", "configuration.json": m.reach.TokenFile, "status.txt": "Drivers", "status.json": `"ready": true`,
 		"doctor.txt": "drivers", "volumes.json": `"v"`, "workloads.json": `"w"`, "nodes.json": `"a"`, "members.json": `"a"`,
 		"events.jsonl": `"topic":"driver"`, "agent.log": "the agent is up", "logs/plugin-csi-bridge.log": "csi call", "mounts.txt": "ext4",
-		"metrics.txt": "pannier_", "goroutines.txt": "runAgent", "heap.pprof": "", "cpu.pprof": "",
+		"metrics.txt": "pannier_", "goroutines.txt": "agent.Run", "heap.pprof": "", "cpu.pprof": "",
 	} {
 		if files[name] == "" || !strings.Contains(files[name], has) {
 			t.Errorf("%s does not have %q: %.300q", name, has, files[name])

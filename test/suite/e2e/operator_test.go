@@ -27,7 +27,7 @@ func TestAgentStop(t *testing.T) {
 
 	out := h.Run("agent", "stop")
 	for _, want := range []string{
-		"the agent is stopped", "1 workload keeps running, with all that is mounted",
+		"the agent is stopped", "1 workload was left running, with all that is mounted",
 		"plugins and drivers keep running",
 	} {
 		if !strings.Contains(out, want) {
@@ -46,7 +46,7 @@ func TestAgentStop(t *testing.T) {
 	}
 	out = h.Run("agent", "stop", "-plugins")
 	for _, want := range []string{
-		"1 workload keeps running", "plugins, and the drivers that the agent ran, are stopped",
+		"1 workload was left running", "plugins, and the drivers that the agent ran, are stopped",
 		"FUSE",
 	} {
 		if !strings.Contains(out, want) {

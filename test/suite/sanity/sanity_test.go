@@ -1,4 +1,4 @@
-package drivers
+package sanity
 
 import (
 	"os/exec"
@@ -9,7 +9,10 @@ import (
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 
 	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testns"
 )
+
+func TestMain(m *testing.M) { testns.Main(m, 0) }
 
 // The driver of the tests of clusters passes csi-test, the conformance suite of the CSI project.
 func TestSanityOfTheSharedDriver(t *testing.T) {
