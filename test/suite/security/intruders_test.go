@@ -129,15 +129,18 @@ func callsOfANode(t *testing.T, i intruder) {
 		toServers = append(toServers, i.agent(h, as))
 	}
 	for _, m := range servers {
-		end := end
-		if strings.HasSuffix(m, "/Query") {
-			end = look
+		second := []byte(n1.Name) // a text, as in most messages
+		switch {
+		case strings.HasSuffix(m, "/Apply"):
+			second = end
+		case strings.HasSuffix(m, "/Query"):
+			second = look
 		}
 		for what, secret := range map[string]string{"its own secret": own, "the other's secret": others, "no secret": ""} {
-			denied(t, fmt.Sprintf("%s for another node, with %s", m, what), i.ask(toServers, m, secret, message(n1.Name, end)))
+			denied(t, fmt.Sprintf("%s for another node, with %s", m, what), i.ask(toServers, m, secret, message(n1.Name, second)))
 		}
-		denied(t, m+" with another node's secret", i.ask(toServers, m, others, message(n2.Name, end)))
-		denied(t, m+" without a secret", i.ask(toServers, m, "", message(n2.Name, end)))
+		denied(t, m+" with another node's secret", i.ask(toServers, m, others, message(n2.Name, second)))
+		denied(t, m+" without a secret", i.ask(toServers, m, "", message(n2.Name, second)))
 	}
 	for _, m := range append(nodes, drivers...) {
 		denied(t, m+" of a server", i.ask(toServers, m, own, []byte{}))

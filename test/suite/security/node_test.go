@@ -392,11 +392,8 @@ func (h hostile) refused(what string, err error) {
 }
 
 func (h hostile) apply(c command.Command) error {
-	msg := message(h.node, entry(h.t, c))
-	if h.token != "" {
-		msg = protowire.AppendBytes(protowire.AppendTag(msg, 3, protowire.BytesType), fields(h.token))
-	}
-	return h.call(h.to, serversService+"Apply", h.secret, msg)
+	_, err := h.answer("Apply", message(h.node, entry(h.t, c)))
+	return err
 }
 
 // start is a command that takes the only claim on a volume.
