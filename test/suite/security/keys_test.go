@@ -65,6 +65,9 @@ func onDisk(t *testing.T, h *testhost.Host) (ids []string) {
 	}
 	for _, e := range entries {
 		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the server has removed it meanwhile
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
