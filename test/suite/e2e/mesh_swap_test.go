@@ -26,7 +26,7 @@ func TestMeshPluginThatFailsItsCallsDoesNotTakeOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range []struct{ name, kind string }{
-		{"sids", "identity"},
+		{"sids", "identity"}, {"consul-services", "registration"}, {"envoy-bootstrap", "bootstrap"},
 	} {
 		before := m.plugin(p.name)
 		bad := slices.Concat(fixture, []byte("\n#fixture fails 9.9.9 "+p.kind+"\n#named "+p.name+"\n"))
