@@ -112,6 +112,9 @@ versions stay in the plugin directory until their files are removed.`,
 
 // showInstalled shows what was installed; already says what a plugin is that was there before.
 func showInstalled(a *cli.App, got install.Installed, err error, already string) error {
+	if err != nil {
+		return err
+	}
 	is := already
 	if got.New {
 		is = "is installed"
@@ -119,11 +122,11 @@ func showInstalled(a *cli.App, got install.Installed, err error, already string)
 	if got.Signed {
 		is += ", signed"
 	}
-	if err == nil && !got.Remembered {
+	if !got.Remembered {
 		a.Note("the source is not remembered, because its address may have secrets: pannier agent plugin upgrade will not know it")
 	}
 	if got.New {
 		a.Note("a running agent takes it by itself: see pannier plugin status %s", got.Name)
 	}
-	return a.Done(got, err, "plugin %q: version %s %s: %s (sha256 %.12s)", got.Name, got.Version, is, got.Path, got.SHA256)
+	return a.Done(got, nil, "plugin %q: version %s %s: %s (sha256 %.12s)", got.Name, got.Version, is, got.Path, got.SHA256)
 }

@@ -76,8 +76,8 @@ func writePlugin(ctx context.Context, a *cli.App, p newplugin.Plugin) error {
 		if err := tidied(ctx, p, files, missing != nil); err != nil {
 			return err
 		}
-		files, next = append(files,
-			"go.sum"), "go test ./... && go build . && pannier agent plugin test ./"+filepath.Base(p.Dir)
+		files = append(files, "go.sum")
+		next = "go test ./... && go build . && pannier agent plugin test ./" + filepath.Base(p.Dir)
 	}
 	a.Note("next: cd %s && %s", p.Dir, next)
 	return a.Done(map[string]any{"dir": p.Dir, "files": files}, nil, "%s: %s", p.Dir, strings.Join(files, ", "))
