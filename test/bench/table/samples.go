@@ -14,9 +14,6 @@ func (s Samples) Quantile(q float64) time.Duration {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// P50 returns the median in milliseconds.
-func (s Samples) P50() float64 { return ms(s.Quantile(0.50)) }
-
 // Row returns a row with a quantile in milliseconds.
 func (s Samples) Row(what string, q float64) Row {
 	return Row{What: what, Value: ms(s.Quantile(q)), Unit: "ms"}

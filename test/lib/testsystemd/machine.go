@@ -71,14 +71,6 @@ func New(t testing.TB, notCovered string) *Machine {
 	return m
 }
 
-// Start is New and Boot.
-func Start(t testing.TB, notCovered string) *Machine {
-	t.Helper()
-	m := New(t, notCovered)
-	m.Boot()
-	return m
-}
-
 // prepare starts the process that becomes systemd, and waits until its root is there.
 func (m *Machine) prepare() error {
 	cmd := exec.Command("sh", "-c", rootScript, "sh", m.dir, m.cgroup)

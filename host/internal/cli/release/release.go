@@ -2,11 +2,8 @@ package release
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -160,11 +157,7 @@ func sumOf(path string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
+	return signing.ReadSum(f)
 }
 
 // installed lists what lies in the folder of the libraries and could be run from there. The agent runs no file whose

@@ -90,8 +90,13 @@ func FileSum(path string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
+	return ReadSum(f)
+}
+
+// ReadSum returns the SHA-256 of all that r has, in hexadecimal.
+func ReadSum(r io.Reader) (string, error) {
 	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
+	if _, err := io.Copy(sum, r); err != nil {
 		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil

@@ -277,11 +277,6 @@ func End(span trace.Span, err error) {
 	span.End()
 }
 
-// Within returns ctx within the span of another context.
-func Within(ctx, other context.Context) context.Context {
-	return trace.ContextWithSpan(ctx, trace.SpanFromContext(other))
-}
-
 // reportInterval is how often failed exports are reported.
 const reportInterval = time.Minute
 
