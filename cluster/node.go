@@ -163,10 +163,6 @@ func (n *Node) Read(ctx context.Context, fn func(tx *state.ReadTx) error) error 
 // ChangedAt returns an index after which none of the topics has changed on this server. Get it before reading.
 func (n *Node) ChangedAt(topics ...state.Topic) uint64 { return n.store.ChangedAt(topics...) }
 
-// NodesChanged returns which nodes' records may have changed on this server since a point, the Next of an earlier
-// call; 0: all. Get it before reading.
-func (n *Node) NodesChanged(since uint64) state.NodesChanged { return n.store.NodesChanged(since) }
-
 // ReleasingChanged returns the volumes whose claims that are being released may have changed on this server since a
 // point, the Next of an earlier call; 0: all. Get it before reading.
 func (n *Node) ReleasingChanged(since uint64) state.ReleasingChanged {

@@ -97,7 +97,6 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	g.compactor.Wrote()
 	s.applied.Store(applied)
 	s.releasing.note(tx.releasing) // first: who is woken asks which have
-	s.nodes.note(tx.topics)        // first: who sees by ChangedAt that a driver has changed asks which nodes have
 	s.changes.note(tx.topics, applied)
 	s.watchers.publish(tx.topics)
 	return n, nil

@@ -3,7 +3,6 @@ package state
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -333,21 +332,6 @@ func (tx *ReadTx) Nodes() ([]claim.Node, error) {
 	return records[claim.Node](tx, span{base: nodes})
 }
 
-// NodesNamed reads the nodes with these names. gone are the names that no node has.
-func (tx *ReadTx) NodesNamed(names []string) (found []claim.Node, gone []string, err error) {
-	for _, name := range names {
-		switch n, err := tx.Node(name); {
-		case errors.Is(err, claim.ErrNodeNotFound):
-			gone = append(gone, name)
-		case err != nil:
-			return nil, nil, err
-		default:
-			found = append(found, n)
-		}
-	}
-	return found, gone, nil
-}
-
 // Driver reads one driver with the report of each node. The error is claim.ErrDriverNotFound if no node has, or
 // recently had, it.
 func (tx *ReadTx) Driver(id string) (claim.Driver, error) {
@@ -360,31 +344,6 @@ func (tx *ReadTx) Driver(id string) (claim.Driver, error) {
 	}
 	err = tx.setNodes(&d)
 	return d, err
-}
-
-// DriverAgain is Driver for a caller that knows the driver as it was, with the names of the nodes that have changed
-// since: only their reports are read. It leaves what was known as it is.
-func (tx *ReadTx) DriverAgain(known claim.Driver, changed []string) (claim.Driver, error) {
-	d, found, err := read[claim.Driver](tx, driverKey(known.ID))
-	if err != nil {
-		return d, err
-	}
-	if !found {
-		return d, fmt.Errorf("driver %q %w", known.ID, claim.ErrDriverNotFound)
-	}
-	d.Nodes = maps.Clone(known.Nodes)
-	for _, node := range changed {
-		n, found, err := read[claim.NodeDriver](tx, driverNodeKey(d.ID, node))
-		switch {
-		case err != nil:
-			return d, err
-		case found:
-			d.Nodes[node] = n
-		default:
-			delete(d.Nodes, node)
-		}
-	}
-	return d, nil
 }
 
 func (tx *ReadTx) setNodes(d *claim.Driver) error {

@@ -36,7 +36,6 @@ type Store struct {
 	applied   atomic.Uint64
 	watchers  watchers
 	changes   changes
-	nodes     changedNodes
 	releasing changedReleasing
 }
 
@@ -103,7 +102,6 @@ func (s *Store) open() error {
 	return s.View(func(tx *ReadTx) error {
 		index, err := tx.Index()
 		s.applied.Store(index)
-		s.nodes.reset()
 		s.releasing.reset()
 		s.changes.reset(index)
 		return err

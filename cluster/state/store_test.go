@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -388,45 +387,4 @@ func TestWatch(t *testing.T) {
 	if len(l.watchers.waiting) != 0 {
 		t.Errorf("still waiting: %v", l.watchers.waiting)
 	}
-}
-
-func TestNodesChanged(t *testing.T) {
-	l := open(t)
-	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
-	l.must(&command.PutNode{Node: claim.Node{Name: "b"}})
-	var read uint64
-	expect := func(what string, all bool, names ...string) {
-		t.Helper()
-		got := l.NodesChanged(read)
-		slices.Sort(got.Names)
-		if got.All != all || !slices.Equal(got.Names, names) {
-			t.Errorf("%s: %+v, not all: %t, %q", what, got, all, names)
-		}
-		read = got.Next
-	}
-	expect("at first", true)
-	expect("nothing has changed", false)
-	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter)})
-	expect("a volume is new", false)
-	l.must(&command.PutNode{Node: claim.Node{Name: "c"}})
-	l.must(&command.SetNodeStatus{Name: "b", Status: claim.NodeDown})
-	l.must(&command.PutNode{Node: claim.Node{Name: "a"}}) // says the same
-	expect("one is new, one is down", false, "b", "c")
-	l.must(&command.DeleteNode{Name: "c"})
-	expect("one is deleted", false, "c")
-	if err := l.View(func(tx *ReadTx) error {
-		found, gone, err := tx.NodesNamed([]string{"b", "c"})
-		if len(found) != 1 || found[0].Name != "b" || !slices.Equal(gone, []string{"c"}) {
-			t.Errorf("found %+v, gone %q", found, gone)
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	for i := range maxChangedNodes + 1 {
-		l.nodes.note(map[Topic]struct{}{TopicNodes: {}, TopicNode(fmt.Sprint(i)): {}})
-	}
-	expect("more than are remembered", true)
-	restore(t, l, snapshot(t, l))
-	expect("after a restore", true)
 }

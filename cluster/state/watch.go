@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -175,79 +174,6 @@ func (c *changes) last(topics []Topic) uint64 {
 	}
 	return last
 }
-
-// NodesChanged is which nodes' records may have changed since a point in time.
-type NodesChanged struct {
-	// All says that any of them may have, since the point is too long ago or the ledger was restored.
-	All bool
-	// Names are the nodes that have, unless All, in no order. Some of them may have been deleted.
-	Names []string
-	// Next is the point at which this was read, for the next call.
-	Next uint64
-}
-
-// changedNodes counts the changes of nodes' records, in memory only, so that a reader of all nodes need not read them
-// again when one has changed.
-type changedNodes struct {
-	mu sync.Mutex
-	// last is the number of changes, floor that at which all nodes changed.
-	floor, last uint64
-	at          map[string]uint64 // the last change of a node, by its name
-}
-
-// maxChangedNodes bounds the nodes that are remembered, those that were deleted included.
-const maxChangedNodes = 1 << 16
-
-// reset makes all nodes changed.
-func (c *changedNodes) reset() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.clear()
-}
-
-// clear is reset; the lock is held.
-func (c *changedNodes) clear() {
-	c.last++
-	c.floor, c.at = c.last, map[string]uint64{}
-}
-
-// note records the nodes among the topics. What has changed can be read already.
-func (c *changedNodes) note(topics map[Topic]struct{}) {
-	if _, some := topics[TopicNodes]; !some {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.last++
-	for t := range topics {
-		if name, is := strings.CutPrefix(string(t), nodes); is && name != "" {
-			c.at[name] = c.last
-		}
-	}
-	if len(c.at) > maxChangedNodes {
-		c.clear()
-	}
-}
-
-// since returns what has changed after a point; 0 is before all others.
-func (c *changedNodes) since(point uint64) NodesChanged {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	changed := NodesChanged{All: point < c.floor, Next: c.last}
-	if changed.All || point == c.last {
-		return changed
-	}
-	for name, at := range c.at {
-		if at > point {
-			changed.Names = append(changed.Names, name)
-		}
-	}
-	return changed
-}
-
-// NodesChanged returns which nodes' records may have changed since a point, the Next of an earlier call; 0: all. Call
-// it before reading, so that what is read is at least as new.
-func (s *Store) NodesChanged(since uint64) NodesChanged { return s.nodes.since(since) }
 
 // ReleasingChanged is which volumes' claims that are being released may have changed since a point in time.
 type ReleasingChanged struct {

@@ -55,9 +55,9 @@ var leases = []mutant{
 	{
 		name: "changed-node-missed", promise: "a node that registers while it goes down is counted from then on",
 		in: "host/internal/fencing/heartbeat", decl: "Tracker.list",
-		old: "			term.undone = append(term.undone, read.Name)\n",
-		new: "",
-		pkg: heartbeatPkg, run: "^TestOnlyChangedNodesAreRead$",
+		old: "		case n.changing != \"\":\n			term.undone = true\n		case down",
+		new: "		case n.changing != \"\":\n		case down",
+		pkg: heartbeatPkg, run: "^TestNodesAreFollowed$",
 	},
 	{
 		name: "promise-forgotten", promise: "a new leader keeps what earlier leaders promised",

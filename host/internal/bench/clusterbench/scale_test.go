@@ -89,24 +89,6 @@ func measureScale(b *testing.B, r *table.Section) {
 			return n.Read(ctx, func(tx *state.ReadTx) error { _, err := tx.Nodes(); return err })
 		})
 		first := took(func() error { _, err := drivers.Driver("shared"); return err })
-		again := took(func() error { _, err := drivers.Driver("shared"); return err })
-		since := n.NodesChanged(0).Next
-		changed := scaleNode(0)
-		changed.Drivers["shared"] = claim.NodeDriver{
-			ID: "shared", Type: claim.Monolith, NodeID: changed.Name, Message: fmt.Sprint("changed with ", size.nodes),
-		}
-		_, err := n.PutNode(ctx, changed)
-		must(err)
-		one := took(func() error {
-			return n.Read(ctx, func(tx *state.ReadTx) error {
-				found, _, err := tx.NodesNamed(n.NodesChanged(since).Names)
-				if err == nil && len(found) != 1 {
-					err = fmt.Errorf("%d nodes have changed, not one", len(found))
-				}
-				return err
-			})
-		})
-		oneDriver := took(func() error { _, err := drivers.Driver("shared"); return err })
 		attaches := took(func() error { _, err := picks.NeedsDetach("shared"); return err })
 		gc := took(func() error { _, err := w.Collect(ctx, true); return err })
 		var backup bytes.Buffer
@@ -124,10 +106,7 @@ func measureScale(b *testing.B, r *table.Section) {
 				AtLeast: float64(size.nodes) / 10,
 			},
 			table.Row{What: what("read all nodes"), Value: 1000 * nodes, Unit: "ms"},
-			table.Row{What: what("read the one that has changed"), Value: 1000 * one, Unit: "ms"},
 			table.Row{What: what("decode a driver of all nodes"), Value: 1000 * first, Unit: "ms"},
-			table.Row{What: what("the same when nothing has changed"), Value: 1000 * again, Unit: "ms"},
-			table.Row{What: what("the same when one node has changed"), Value: 1000 * oneDriver, Unit: "ms"},
 			table.Row{What: what("whether a driver attaches volumes, for each release"), Value: 1000 * attaches, Unit: "ms"},
 			table.Row{What: what("look for garbage"), Value: 1000 * gc, Unit: "ms"},
 			table.Row{What: what("save a backup"), Value: saved, Unit: "s"},

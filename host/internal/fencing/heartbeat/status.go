@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -180,7 +179,7 @@ func (t *Tracker) followNodes(ctx context.Context, term *leaderTerm) {
 		if err != nil && ctx.Err() == nil {
 			t.Log.Error("the nodes in the ledger cannot be read", "error", err)
 		}
-		if err != nil || len(term.undone) > 0 {
+		if err != nil || term.undone {
 			cancel() // look again without a change
 		}
 		select {
@@ -192,40 +191,29 @@ func (t *Tracker) followNodes(ctx context.Context, term *leaderTerm) {
 	}
 }
 
-// list reads the nodes that have changed since the last call, or since the term began; all of them after a restore.
+// list reads the nodes.
 func (t *Tracker) list(ctx context.Context, term *leaderTerm) error {
-	changed := t.Cluster.NodesChanged(term.changed)
+	t.mu.Lock()
+	down := map[string]bool{} // what is read of a node that goes down meanwhile may be older
+	for name, n := range term.nodes {
+		down[name] = n.status == claim.NodeDown && n.changing == ""
+	}
+	t.mu.Unlock()
 	var nodes []claim.Node
-	var gone []string
 	err := t.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
-		if changed.All {
-			nodes, err = tx.Nodes()
-			return err
-		}
-		names := slices.Concat(changed.Names, term.undone)
-		slices.Sort(names)
-		nodes, gone, err = tx.NodesNamed(slices.Compact(names))
+		nodes, err = tx.Nodes()
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	term.changed, term.undone = changed.Next, nil
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if changed.All {
-		listed := make(map[string]bool, len(nodes))
-		for _, read := range nodes {
-			listed[read.Name] = true
-		}
-		for name := range term.nodes {
-			if !listed[name] {
-				gone = append(gone, name)
-			}
-		}
-	}
+	term.undone = false
+	listed := make(map[string]bool, len(nodes))
 	keep := lease.ReleaseAfter(term.inherited)
 	for _, read := range nodes {
+		listed[read.Name] = true
 		n := term.nodes[read.Name]
 		switch {
 		case n == nil:
@@ -234,19 +222,18 @@ func (t *Tracker) list(ctx context.Context, term *leaderTerm) error {
 			n.heard = time.Now()
 			term.schedule(n)
 		case n.changing != "":
-			term.undone = append(term.undone, read.Name)
-		case n.status == claim.NodeDown && read.Status != claim.NodeDown:
+			term.undone = true
+		case down[read.Name] && n.status == claim.NodeDown && read.Status != claim.NodeDown:
 			// It has registered again, and may be gone before its first heartbeat.
 			n.status, n.heard, n.keepUntil = read.Status, time.Now(), time.Now().Add(keep)
 			term.schedule(n)
 		}
 	}
-	for _, name := range gone {
-		n := term.nodes[name]
+	for name, n := range term.nodes {
 		switch {
-		case n == nil:
+		case listed[name]:
 		case n.changing != "" || n.heard.Add(keep).After(time.Now()):
-			term.undone = append(term.undone, name)
+			term.undone = true
 		default:
 			n.status = claim.NodeDown // nothing is due any more
 			term.schedule(n)

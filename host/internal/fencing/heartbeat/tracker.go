@@ -32,7 +32,6 @@ type Ledger interface {
 	// ReadLatest reads on the leader, after it has made sure that it leads.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
-	NodesChanged(since uint64) state.NodesChanged
 	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult,
 		error)
 	PutLiveness(ctx context.Context, l claim.Liveness) (claim.Liveness, error)
@@ -43,7 +42,7 @@ const (
 	statusWorkers = 8
 	statusRate    = 200         // status changes per second, and the burst
 	statusRetry   = time.Second // after a change that failed
-	listPause     = time.Second // at least, between two reads of the nodes that have changed
+	listPause     = time.Second // at least, between two reads of the nodes
 )
 
 // Tracker knows, on the leader, which nodes are alive.
@@ -65,13 +64,10 @@ type leaderTerm struct {
 	// inherited keeps promise and those of earlier leaders: nodes may still hold leases of them.
 	inherited claim.Liveness
 	nodes     map[string]*node
-	// changed is the point up to which changes of nodes' records were read. undone are the names of nodes whose records
-	// could not be acted on then.
-	changed uint64
-	undone  []string
-	due     dueHeap
-	kick    chan struct{} // filled when due has another first node
-	work    chan *node
+	undone    bool // some nodes' records could not be acted on when they were last read
+	due       dueHeap
+	kick      chan struct{} // filled when due has another first node
+	work      chan *node
 }
 
 // node is the tracker's state for one node.
@@ -126,7 +122,6 @@ func (t *Tracker) begin(ctx context.Context) (*leaderTerm, error) {
 		began: time.Now(), promise: t.Liveness, nodes: map[string]*node{}, kick: make(chan struct{},
 			1), work: make(chan *node),
 	}
-	term.changed = t.Cluster.NodesChanged(0).Next
 	var before claim.Liveness
 	var nodes []claim.Node
 	err := t.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {

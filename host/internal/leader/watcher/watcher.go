@@ -143,30 +143,31 @@ func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx c
 // followNodes attempts the releases that wait for a node, or for a driver on it, when the node's record changes: it is
 // back, it is down, or its driver is healthy again.
 func (w *Watcher) followNodes(ctx context.Context, b *backlog) {
-	read := w.Cluster.NodesChanged(0).Next // the first attempts read the nodes themselves
+	var read uint64 // the index up to which changes were seen
 	w.follow(ctx, state.TopicNodes, func(ctx context.Context) error {
-		changed := w.Cluster.NodesChanged(read)
-		if changed.All {
-			b.nudge(func(claim.VolumeRef, *release) bool { return true })
-			read = changed.Next
-			return nil
-		}
 		var nodes []claim.Node
+		var index uint64
 		err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
-			nodes, _, err = tx.NodesNamed(changed.Names)
+			if index, err = tx.Index(); err != nil {
+				return err
+			}
+			nodes, err = tx.Nodes()
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		read = changed.Next
 		names, drivers := map[string]bool{}, map[string]bool{}
 		for _, n := range nodes {
+			if max(n.ModifyIndex, n.LostIndex) <= read { // a restored ledger changes the latter
+				continue
+			}
 			names[n.Name] = true
 			for id := range n.Drivers {
 				drivers[id] = true
 			}
 		}
+		read = index
 		if len(names) > 0 {
 			b.nudge(func(_ claim.VolumeRef, r *release) bool {
 				return drivers[r.driver] || slices.ContainsFunc(r.nodes, func(n string) bool { return names[n] })

@@ -3,7 +3,6 @@ package noderecord
 import (
 	"context"
 	"errors"
-	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -214,32 +213,6 @@ func TestDirectory(t *testing.T) {
 	got, err := d.Driver("d")
 	if err != nil || got.Nodes["n1"].NodeID != "dn1" || !got.Nodes["n1"].Controller.AttachDetach {
 		t.Errorf("%+v, %v", got, err)
-	}
-	again, err := d.Driver("d")
-	must(t, err)
-	if reflect.ValueOf(again.Nodes).Pointer() != reflect.ValueOf(got.Nodes).Pointer() {
-		t.Error("a driver that has not changed was decoded again")
-	}
-	_, err = s.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
-		"d": {ID: "d", Type: claim.Monolith, Message: "its socket is gone"},
-	}})
-	must(t, err)
-	if got, err := d.Driver("d"); err != nil || got.Nodes["n1"].Healthy {
-		t.Errorf("it has changed: %+v, %v", got, err)
-	}
-	before, err := d.Driver("d")
-	must(t, err)
-	_, err = s.PutNode(t.Context(), claim.Node{Name: "n2", Drivers: map[string]claim.NodeDriver{
-		"d": {ID: "d", Type: claim.Monolith},
-	}})
-	must(t, err)
-	if got, err := d.Driver("d"); err != nil || len(got.Nodes) != 2 || len(before.Nodes) != 1 {
-		t.Errorf("another node has it: %+v, %v; what was returned before is %+v", got, err, before)
-	}
-	_, err = s.DeleteNode(t.Context(), "n2")
-	must(t, err)
-	if got, err := d.Driver("d"); err != nil || len(got.Nodes) != 1 || got.Nodes["n1"].Message == "" {
-		t.Errorf("the other node is gone: %+v, %v", got, err)
 	}
 	if n, err := d.Node("n1"); err != nil || n.Name != "n1" {
 		t.Errorf("%+v, %v", n, err)
