@@ -163,12 +163,6 @@ func (n *Node) Read(ctx context.Context, fn func(tx *state.ReadTx) error) error 
 // ChangedAt returns an index after which none of the topics has changed on this server. Get it before reading.
 func (n *Node) ChangedAt(topics ...state.Topic) uint64 { return n.store.ChangedAt(topics...) }
 
-// ReleasingChanged returns the volumes whose claims that are being released may have changed on this server since a
-// point, the Next of an earlier call; 0: all. Get it before reading.
-func (n *Node) ReleasingChanged(since uint64) state.ReleasingChanged {
-	return n.store.ReleasingChanged(since)
-}
-
 // Watch returns a channel that is closed by the next change of one of the topics, when ctx ends, and when the node
 // is closed. Get the channel, then read, then wait, so that no change is missed. A caller that stops waiting must
 // end ctx.

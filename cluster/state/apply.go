@@ -96,7 +96,6 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	}
 	g.compactor.Wrote()
 	s.applied.Store(applied)
-	s.releasing.note(tx.releasing) // first: who is woken asks which have
 	s.changes.note(tx.topics, applied)
 	s.watchers.publish(tx.topics)
 	return n, nil

@@ -143,7 +143,6 @@ func (tx *writeTx) writeClaim(which, old, now *claim.Claim) error {
 	}
 	if releasing {
 		tx.touch(TopicReleasing)
-		tx.releasing = append(tx.releasing, which.Volume)
 	}
 	tx.touch(TopicClaims(which.Volume), TopicWorkload(which.Workload), TopicOnNode(which.Node))
 	return write(tx, claimKey(which.Volume, which.Workload), now, before, after)

@@ -46,7 +46,6 @@ func (s *Store) Restore(r io.Reader) error {
 	s.pruned = pruned{}
 	clear(s.eligible)
 	s.applied.Store(index)
-	s.releasing.reset()
 	s.changes.reset(index)
 	err = errors.Join(old.close(), os.RemoveAll(old.dir))
 	s.watchers.publishAll()

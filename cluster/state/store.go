@@ -29,14 +29,13 @@ type Store struct {
 	gen    *generation // nil: closed
 	number int         // of gen
 
-	writing   sync.Mutex // one writer: the log
-	broken    error      // set by a fault while applying; guarded by writing
-	pruned    pruned     // guarded by writing
-	eligible  eligible   // guarded by writing
-	applied   atomic.Uint64
-	watchers  watchers
-	changes   changes
-	releasing changedReleasing
+	writing  sync.Mutex // one writer: the log
+	broken   error      // set by a fault while applying; guarded by writing
+	pruned   pruned     // guarded by writing
+	eligible eligible   // guarded by writing
+	applied  atomic.Uint64
+	watchers watchers
+	changes  changes
 }
 
 // generation is one Badger directory. A restore makes the next one; the old one is deleted after its last reader.
@@ -102,7 +101,6 @@ func (s *Store) open() error {
 	return s.View(func(tx *ReadTx) error {
 		index, err := tx.Index()
 		s.applied.Store(index)
-		s.releasing.reset()
 		s.changes.reset(index)
 		return err
 	})

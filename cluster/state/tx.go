@@ -11,7 +11,6 @@ import (
 
 	"github.com/dgraph-io/badger/v4"
 
-	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/codec"
 )
 
@@ -232,8 +231,6 @@ type writeTx struct {
 	index  uint64 // of the entry being applied
 	term   uint64 // of that entry
 	topics map[Topic]struct{}
-	// releasing are the volumes whose claims that are being released have changed; some are there several times.
-	releasing []claim.VolumeRef
 	// fingerprint is the fingerprint of the StartWorkload being applied, if it has a key.
 	fingerprint []byte
 	// pruned and eligible belong to the store and outlive the transaction.

@@ -2,7 +2,6 @@ package state
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 
@@ -174,67 +173,6 @@ func (c *changes) last(topics []Topic) uint64 {
 	}
 	return last
 }
-
-// ReleasingChanged is which volumes' claims that are being released may have changed since a point in time.
-type ReleasingChanged struct {
-	// All says that any of them may have, since the point is too long ago or the ledger was restored.
-	All bool
-	// Volumes are those that have, unless All, in no order. Some may have no such claims any more.
-	Volumes []claim.VolumeRef
-	// Next is the point at which this was read, for the next call.
-	Next uint64
-}
-
-// changedReleasing are the volumes whose claims that are being released have changed last, in memory only, so that a
-// reader of all such claims need not read them again when one has changed.
-type changedReleasing struct {
-	mu    sync.Mutex
-	first uint64 // the point before volumes[0]; 0 is before all points
-	// volumes are in the order of their changes; a volume may be there several times.
-	volumes []claim.VolumeRef
-}
-
-// maxChangedReleasing bounds the changes that are remembered.
-const maxChangedReleasing = 1 << 14
-
-// reset makes all volumes changed.
-func (c *changedReleasing) reset() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.first += uint64(len(c.volumes)) + 1
-	c.volumes = nil
-}
-
-// note records volumes. What has changed can be read already.
-func (c *changedReleasing) note(volumes []claim.VolumeRef) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.volumes = append(c.volumes, volumes...)
-	if over := len(c.volumes) - maxChangedReleasing; over > 0 {
-		over = max(over, maxChangedReleasing/2)
-		c.first += uint64(over)
-		c.volumes = slices.Clone(c.volumes[over:])
-	}
-}
-
-// since returns what has changed after a point; 0 is before all others.
-func (c *changedReleasing) since(point uint64) ReleasingChanged {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	next := c.first + uint64(len(c.volumes))
-	if point < c.first {
-		return ReleasingChanged{All: true, Next: next}
-	}
-	volumes := map[claim.VolumeRef]struct{}{}
-	for _, ref := range c.volumes[point-c.first:] {
-		volumes[ref] = struct{}{}
-	}
-	return ReleasingChanged{Volumes: slices.Collect(maps.Keys(volumes)), Next: next}
-}
-
-// ReleasingChanged returns the volumes whose claims that are being released may have changed since a point, the Next of
-// an earlier call; 0: all. Call it before reading, so that what is read is at least as new.
-func (s *Store) ReleasingChanged(since uint64) ReleasingChanged { return s.releasing.since(since) }
 
 // ChangedAt returns an index after which none of the topics has changed. Call it before reading, so that what is
 // read is at least as new.

@@ -42,9 +42,9 @@ var releases = []mutant{
 	{
 		name: "release-unseen", promise: "the leader sees each claim whose release begins or goes on",
 		in: "cluster/state", decl: "writeTx.writeClaim",
-		old: "		tx.releasing = append(tx.releasing, which.Volume)\n",
-		new: "		tx.releasing = append(tx.releasing[:0], which.Volume)\n",
-		pkg: "./cluster/state", run: "^TestReleasingChanged$",
+		old: "		tx.touch(TopicReleasing)\n",
+		new: "		tx.touch()\n",
+		pkg: "./cluster/state", run: "^TestWatch$",
 	},
 	{
 		name: "detached-in-vain", promise: "a claim is freed after the volume is detached, never before",

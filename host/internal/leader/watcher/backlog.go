@@ -3,7 +3,6 @@ package watcher
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,8 +42,6 @@ type backlog struct {
 	ctx   context.Context
 	pace  *rate.Limiter // of attempts after the first
 	tries sync.WaitGroup
-	// looked is the point in the changes of the ledger up to which look has read them. It is look's.
-	looked uint64
 
 	mu           sync.Mutex
 	closed       bool
@@ -92,26 +89,20 @@ func (b *backlog) close() {
 	b.tries.Wait()
 }
 
-// look compares the backlog with what has changed in the ledger since the last look, and attempts the releases that are
-// new or have changed.
+// look compares the backlog with the ledger, and attempts the releases that are new or have changed.
 func (b *backlog) look(ctx context.Context) error {
-	changed := b.w.Cluster.ReleasingChanged(b.looked)
 	var found map[claim.VolumeRef]*release
 	err := b.w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
-		found, err = b.find(tx, changed)
+		found, err = b.find(tx)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	b.looked = changed.Next
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if changed.All {
-		changed.Volumes = slices.Collect(maps.Keys(b.volumes))
-	}
-	for _, ref := range changed.Volumes {
-		if r := b.volumes[ref]; r != nil && !r.running && found[ref] == nil {
+	for ref, r := range b.volumes {
+		if !r.running && found[ref] == nil {
 			b.forget(ref) // freed, or deregistered by force
 		}
 	}
@@ -135,9 +126,9 @@ func (b *backlog) look(ctx context.Context) error {
 	return nil
 }
 
-// find reads the volumes with claims that are being released, of those that have changed.
-func (b *backlog) find(tx *state.ReadTx, changed state.ReleasingChanged) (map[claim.VolumeRef]*release, error) {
-	claims, err := releasing(tx, changed)
+// find reads the volumes with claims that are being released.
+func (b *backlog) find(tx *state.ReadTx) (map[claim.VolumeRef]*release, error) {
+	claims, _, err := tx.Releasing(state.Page{})
 	if err != nil {
 		return nil, err
 	}
@@ -169,22 +160,6 @@ func (b *backlog) find(tx *state.ReadTx, changed state.ReleasingChanged) (map[cl
 		claims = claims[n:]
 	}
 	return found, nil
-}
-
-// releasing reads the claims that are being released, by volume, of the volumes that have changed.
-func releasing(tx *state.ReadTx, changed state.ReleasingChanged) (claims []claim.Claim, err error) {
-	if changed.All {
-		claims, _, err = tx.Releasing(state.Page{})
-		return claims, err
-	}
-	for _, ref := range changed.Volumes {
-		held, err := tx.Claims(ref)
-		if err != nil {
-			return nil, err
-		}
-		claims = append(claims, slices.DeleteFunc(held, func(c claim.Claim) bool { return !c.State.Releasing() })...)
-	}
-	return claims, nil
 }
 
 // driver returns the driver of a volume in the backlog; empty: it is not in it.
