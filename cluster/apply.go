@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"github.com/hashicorp/raft"
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -74,45 +73,19 @@ func (n *Node) ApplyFor(ctx context.Context, c command.Command) (any, error) {
 }
 
 // execute puts a command into this server's log and waits for its result. It shares writes of the log and transactions
-// with those of other callers, and with the one that frees the claims which it reports as unmounted.
+// with those of other callers.
 func (n *Node) execute(ctx context.Context, c command.Command) (any, error) {
-	free, freed := n.freeing(ctx, c)
-	entry, err := n.entry(c)
-	if err != nil {
-		return nil, err
-	}
-	entries := [][]byte{entry}
-	if free != nil {
-		if entry, err := n.entry(free); err == nil { // else the claims are freed later
-			entries = append(entries, entry)
-		}
-	}
-	ctx, span := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/pannier/pannier/cluster").
-		Start(ctx, "raft apply", trace.WithAttributes(attribute.Int("pannier.commands", len(entries))))
-	defer span.End()
-	outcomes, err := n.submit(ctx, entries)
-	if err != nil {
-		return nil, err
-	}
-	if len(outcomes) > 1 && outcomes[1].Err == nil {
-		for _, done := range freed {
-			done()
-		}
-	}
-	return outcomes[0].Result, outcomes[0].Err
-}
-
-// entry checks whether a command may be applied, stamps it with the time and encodes it.
-func (n *Node) entry(c command.Command) ([]byte, error) {
 	if err := needSpace(n.dir, spaceFor(c)); err != nil {
 		return nil, err
 	}
 	command.SetAt(c, n.now().UTC())
-	return command.Encode(c)
-}
-
-// submit passes entries to raft and waits for all outcomes, or for ctx: raft cannot cancel an entry.
-func (n *Node) submit(ctx context.Context, entries [][]byte) ([]state.Outcome, error) {
+	entry, err := command.Encode(c)
+	if err != nil {
+		return nil, err
+	}
+	ctx, span := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/pannier/pannier/cluster").
+		Start(ctx, "raft apply")
+	defer span.End()
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
@@ -120,23 +93,15 @@ func (n *Node) submit(ctx context.Context, entries [][]byte) ([]state.Outcome, e
 	}
 	n.inFlight.Add(1)
 	n.mu.Unlock()
-	done := make(chan []state.Outcome, 1)
+	done := make(chan state.Outcome, 1)
 	go func() {
 		defer n.inFlight.Done()
-		futures := make([]raft.ApplyFuture, len(entries))
-		for i, entry := range entries {
-			futures[i] = n.raft.Apply(entry, 0)
-		}
-		outcomes := make([]state.Outcome, len(entries))
-		for i, future := range futures {
-			outcomes[i] = outcomeOf(future)
-		}
-		done <- outcomes
+		done <- outcomeOf(n.raft.Apply(entry, 0))
 	}()
 	select {
-	case outcomes := <-done:
-		return outcomes, nil
-	case <-ctx.Done():
+	case outcome := <-done:
+		return outcome.Result, outcome.Err
+	case <-ctx.Done(): // raft cannot cancel an entry
 		return nil, fmt.Errorf("%w: %w", command.ErrUncertain, context.Cause(ctx))
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -71,7 +70,6 @@ type Node struct {
 	autopilot  claim.Autopilot // used until the ledger has settings
 	leadership leadership
 	verifying  verifier
-	unmounted  atomic.Pointer[Unmounted]
 
 	mu       sync.Mutex
 	closed   bool

@@ -158,13 +158,6 @@ var ledger = []mutant{
 		pkg: statePkg, run: "^TestDecisionsHaveATerm$",
 	},
 	{
-		name: "freed-in-another-term", promise: "a claim that a leader frees together with a node's report is freed in its own term or later, by whoever leads then",
-		in: "cluster", decl: "Node.freeing",
-		old: "	command.SetTerm(free, term)\n",
-		new: "",
-		pkg: clusterPkg, run: "^TestFreeingIsOfOneTerm$",
-	},
-	{
 		name: "decision-forwarded", promise: "what a deposed leader decided is not sent to its successor",
 		in: "cluster", decl: "Node.apply",
 		old: "	if term, decides := ctx.Value(termKey{}).(uint64); decides {\n",

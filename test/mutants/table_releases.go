@@ -19,13 +19,6 @@ var releases = []mutant{
 		pkg: watcherPkg, run: "^TestTheNodesOwnWorkloadIsLeftToIt$",
 	},
 	{
-		name: "freed-though-attached", promise: "a claim is freed together with its node's report only if its driver detaches nothing",
-		in: "host/internal/leader/watcher", decl: "Watcher.unmounted",
-		old: "NeedsDetach(v.PluginID); err != nil || needed {\n",
-		new: "NeedsDetach(v.PluginID); err != nil && needed {\n",
-		pkg: watcherPkg, run: "^TestFreedWithTheReport$",
-	},
-	{
 		name: "released-before-the-end", promise: "a claim is released when the ledger knows that its workload has ended, never before",
 		in: "host/internal/workload", decl: "run.release",
 		old: "	if err := r.endReported(); err != nil {\n",

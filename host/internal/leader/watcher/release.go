@@ -84,30 +84,6 @@ func (w *Watcher) reportFreed(c claim.Claim) {
 	})
 }
 
-// unmounted lets a claim be freed with its node's report that it is unmounted, where the driver has no volumes to
-// detach. All other claims are released by the backlog, which sees the report in the ledger.
-func (w *Watcher) unmounted(ctx context.Context, item command.Advance) (freed func()) {
-	var v claim.Volume
-	var c claim.Claim
-	err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
-		if v, err = tx.Volume(item.Volume); err == nil {
-			c, err = tx.Claim(item.Volume, item.Workload)
-		}
-		return err
-	})
-	if err != nil || c.Index != item.Index || !c.State.Releasing() {
-		return nil
-	}
-	if needed, err := w.Controllers.NeedsDetach(v.PluginID); err != nil || needed {
-		return nil
-	}
-	failpoint.Here(string(claim.Freed), "advance")
-	return func() {
-		failpoint.Here(string(claim.Freed), "advanced")
-		w.reportFreed(c)
-	}
-}
-
 // nodeDetach unmounts what a claim may have left on its node. done is false if the node will do that itself.
 func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
 	end, err := w.calls.Lock(ctx, c.Node)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
-	"github.com/pannier/pannier/host/internal/system/events"
 )
 
 var errAway = errors.New("the driver is away")
@@ -142,48 +141,6 @@ func TestNoControllerNoDetach(t *testing.T) {
 	w.freed("v")
 	if got := w.log(); !slices.Equal(got, []string{"unmount v of w"}) {
 		t.Errorf("it did %q", got)
-	}
-}
-
-// A claim of a driver that detaches nothing is freed together with its node's report.
-func TestFreedWithTheReport(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(w *world, item *command.Advance)
-		by     string
-		want   claim.State // Freed: there is no claim any more
-	}{
-		"nothing to detach":         {want: claim.Freed},
-		"to be detached":            {change: func(w *world, _ *command.Advance) { w.attaches = true }, want: claim.NodeDetached},
-		"the driver is not known":   {change: func(w *world, _ *command.Advance) { w.fail["knows d"] = errAway }, want: claim.NodeDetached},
-		"an operator vouches":       {by: "op", want: claim.NodeDetached},
-		"another claim":             {change: func(_ *world, item *command.Advance) { item.Index-- }, want: claim.Unpublishing},
-		"the claim has no index":    {change: func(_ *world, item *command.Advance) { item.Index = 0 }, want: claim.NodeDetached},
-		"it is not said to be gone": {change: func(_ *world, item *command.Advance) { item.To = claim.Unpublishing }, want: claim.Unpublishing},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t) // no loop of the watcher runs
-			w.attaches = false
-			w.volume("v")
-			w.start("w", "a", "v")
-			w.stop("w")
-			item := command.Advance{
-				Volume: ref("v"), Workload: workloadRef("w"), Index: w.claim(ref("v"), workloadRef("w")).Index, To: claim.NodeDetached,
-			}
-			if c.change != nil {
-				c.change(w, &item)
-			}
-			if _, err := w.ledger.AdvanceClaims(t.Context(), c.by, item); err != nil {
-				t.Fatal(err)
-			}
-			state := claim.Freed
-			if left := w.claims("v"); len(left) > 0 {
-				state = left[0].State
-			}
-			said := slices.ContainsFunc(w.Events.Recent(100), func(e events.Event) bool { return e.Type == "freed" })
-			if state != c.want || said != (state == claim.Freed) || len(w.log()) > 0 {
-				t.Errorf("the claim is %s, want %s; said so: %t; done: %q", state, c.want, said, w.log())
-			}
-		})
 	}
 }
 

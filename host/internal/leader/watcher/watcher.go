@@ -81,7 +81,6 @@ type Watcher struct {
 func New(cfg Config) *Watcher {
 	w := &Watcher{Config: cfg, sweepDelay: sweepDelay, forceDelay: forceDelay, firstPause: firstPause}
 	w.calls.Slots, w.detaches.Slots = callsPerDependency, callsPerDependency
-	cfg.Cluster.OnUnmounted(w.unmounted)
 	return w
 }
 

@@ -42,7 +42,6 @@ const (
 	Node       = attribute.Key("pannier.node")
 	Plugin     = attribute.Key("pannier.plugin")
 	Generation = attribute.Key("pannier.generation")
-	Commands   = attribute.Key("pannier.commands")
 )
 
 // scope names this program as what records spans.
