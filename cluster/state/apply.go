@@ -69,7 +69,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	}
 	defer release()
 	tx := newWriteTx(g.db)
-	tx.pruned, tx.eligible = &s.pruned, s.eligible
+	tx.pruned = &s.pruned
 	defer tx.txn.Discard()
 	applied := s.applied.Load()
 	for n < len(entries) && tx.bytes < batchBytes && tx.writes < batchWrites {

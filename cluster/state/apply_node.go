@@ -207,43 +207,18 @@ func (tx *writeTx) knownNode(name string) (claim.Node, error) {
 // checkEligible refuses new workloads on a node that takes none. A node that is not in the ledger has not reported
 // yet, and may start what it has.
 func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
-	known, cached := tx.eligible[nodeKey(node)]
-	if !cached {
-		n, found, err := read[claim.Node](&tx.ReadTx, nodeKey(node))
-		if err != nil || !found {
-			return err
-		}
-		known = tx.eligible.add(&n)
+	n, found, err := read[claim.Node](&tx.ReadTx, nodeKey(node))
+	if err != nil || !found {
+		return err
 	}
-	refusal := known.refusal
+	refusal := n.CheckEligible()
 	if refusal == nil {
-		refusal = known.bound.CheckNamespace(ref.Namespace)
+		refusal = n.CheckNamespace(ref.Namespace)
 	}
 	if refusal != nil {
 		return fmt.Errorf("workload %q: %w", ref, refusal)
 	}
 	return nil
-}
-
-// eligible caches, by the key of a node's record, which workloads the record refuses. The record is long and would be
-// read at every start. Writing a record removes it from the cache.
-type eligible map[string]eligibility
-
-type eligibility struct {
-	refusal error
-	bound   claim.Node // only its name and namespaces
-}
-
-// maxEligible bounds the nodes in the cache.
-const maxEligible = 1 << 12
-
-func (e eligible) add(n *claim.Node) eligibility {
-	if len(e) >= maxEligible {
-		clear(e)
-	}
-	known := eligibility{n.CheckEligible(), claim.Node{Name: n.Name, Namespaces: n.Namespaces}}
-	e[nodeKey(n.Name)] = known
-	return known
 }
 
 func (tx *writeTx) DeleteNode(c *command.DeleteNode) (any, error) {

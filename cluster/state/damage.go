@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"syscall"
 
@@ -18,7 +17,6 @@ import (
 	"github.com/dgraph-io/badger/v4/pb"
 	"github.com/dgraph-io/badger/v4/table"
 	"github.com/dgraph-io/badger/v4/y"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -85,34 +83,19 @@ func readManifest(path string, options badger.Options) (badger.Manifest, error) 
 	return manifest, nil
 }
 
-// checkers bounds how many tables are verified at the same time, each in a buffer of its size: up to some MiB.
-const checkers = 4
-
-// checkTables verifies tables side by side: of a big ledger they are most of what there is to read.
 func checkTables(dir string, tables map[uint64]badger.TableManifest, registry *badger.KeyRegistry) error {
-	left := make(chan uint64, len(tables))
-	for id := range tables {
-		left <- id
+	var buffer []byte
+	for id, t := range tables {
+		path := table.NewFilename(id, dir)
+		key, err := registry.DataKey(t.KeyID)
+		if err != nil {
+			return damaged(path, "%w", err)
+		}
+		if buffer, err = checkFile(path, key, buffer); err != nil {
+			return err
+		}
 	}
-	close(left)
-	var group errgroup.Group
-	for range min(checkers, runtime.GOMAXPROCS(0), len(tables)) {
-		group.Go(func() error {
-			var buffer []byte
-			for id := range left {
-				path := table.NewFilename(id, dir)
-				key, err := registry.DataKey(tables[id].KeyID)
-				if err != nil {
-					return damaged(path, "%w", err)
-				}
-				if buffer, err = checkFile(path, key, buffer); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	return group.Wait()
+	return nil
 }
 
 // checkFile verifies the file of a table. It reads it into buffer if that is big enough, and returns the one it used.

@@ -44,7 +44,6 @@ func (s *Store) Restore(r io.Reader) error {
 	s.gen, s.number, s.broken = next, number, nil
 	s.mu.Unlock()
 	s.pruned = pruned{}
-	clear(s.eligible)
 	s.applied.Store(index)
 	s.changes.reset(index)
 	err = errors.Join(old.close(), os.RemoveAll(old.dir))

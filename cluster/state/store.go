@@ -32,7 +32,6 @@ type Store struct {
 	writing  sync.Mutex // one writer: the log
 	broken   error      // set by a fault while applying; guarded by writing
 	pruned   pruned     // guarded by writing
-	eligible eligible   // guarded by writing
 	applied  atomic.Uint64
 	watchers watchers
 	changes  changes
@@ -67,7 +66,7 @@ func Open(dir string, log hclog.Logger, options ...Option) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the ledger: %w", err)
 	}
-	s := &Store{dir: dir, log: log, lock: lock, eligible: eligible{}}
+	s := &Store{dir: dir, log: log, lock: lock}
 	for _, option := range options {
 		option(s)
 	}

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -144,13 +143,12 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 	if s.after != "" {
 		start = s.base + s.after + "\x00"
 	}
-	it := newest{tx.txn.NewIterator(badger.IteratorOptions{Prefix: []byte(prefix), AllVersions: true}), []byte(prefix)}
+	it := tx.txn.NewIterator(badger.IteratorOptions{Prefix: []byte(prefix)})
 	defer it.Close()
 	it.Seek([]byte(start))
-	it.skipDeleted()
 	written := tx.over.from(start, prefix)
 	for {
-		stored := it.ValidForPrefix(it.prefix)
+		stored := it.Valid()
 		if !stored && len(written) == 0 {
 			return nil
 		}
@@ -165,7 +163,7 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 			key, value, written = written[0], tx.over.values[written[0]], written[1:]
 			if value == nil { // deleted
 				if passed {
-					it.next()
+					it.Next()
 				}
 				continue
 			}
@@ -188,41 +186,9 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 			return nil
 		}
 		if passed {
-			it.next()
+			it.Next()
 		}
 	}
-}
-
-// newest goes through the newest versions of the keys with a prefix. Badger's own iterator reads all versions of a key
-// one after the other, of which there are many where one volume is claimed and released again and again; this one goes
-// beyond them.
-type newest struct {
-	*badger.Iterator
-	prefix []byte
-}
-
-// next goes to the next key that has a value.
-func (it newest) next() {
-	it.nextKey()
-	it.skipDeleted()
-}
-
-func (it newest) skipDeleted() {
-	for it.ValidForPrefix(it.prefix) && it.Item().IsDeletedOrExpired() {
-		it.nextKey()
-	}
-}
-
-// nextKey goes to the newest version of the next key.
-func (it newest) nextKey() {
-	key := it.Item().KeyCopy(nil)
-	for range 3 { // a seek takes as long as some steps
-		it.Next()
-		if !it.ValidForPrefix(it.prefix) || !bytes.Equal(it.Item().Key(), key) {
-			return
-		}
-	}
-	it.Seek(append(key, 0))
 }
 
 // writeTx is the transaction of one or more log entries. It reads its own writes.
@@ -233,9 +199,7 @@ type writeTx struct {
 	topics map[Topic]struct{}
 	// fingerprint is the fingerprint of the StartWorkload being applied, if it has a key.
 	fingerprint []byte
-	// pruned and eligible belong to the store and outlive the transaction.
-	pruned   *pruned
-	eligible eligible
+	pruned      *pruned // the store's, which outlives the transaction
 	// bytes and writes are the size of the transaction, which must end before it exceeds the limit of Badger.
 	bytes, writes int
 }
@@ -244,7 +208,6 @@ type writeTx struct {
 func newWriteTx(db *badger.DB) *writeTx {
 	return &writeTx{
 		ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{},
-		eligible: eligible{},
 	}
 }
 
@@ -253,14 +216,12 @@ func (tx *writeTx) put(key string, value []byte) {
 		value = []byte{}
 	}
 	tx.over.set(key, value)
-	delete(tx.eligible, key)
 	tx.writes++
 	tx.bytes += len(key) + len(value)
 }
 
 func (tx *writeTx) delete(key string) {
 	tx.over.set(key, nil)
-	delete(tx.eligible, key)
 	tx.writes++
 	tx.bytes += len(key)
 }

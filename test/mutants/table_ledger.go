@@ -145,9 +145,9 @@ var ledger = []mutant{
 	},
 	{
 		name: "eligibility-remembered", promise: "a drained or ineligible node gets no new workload",
-		in: "cluster/state", decl: "writeTx.put",
-		old: "	delete(tx.eligible, key)\n	tx.writes++\n	tx.bytes += len(key) + len(value)\n",
-		new: "	tx.writes++\n	tx.bytes += len(key) + len(value)\n",
+		in: "cluster/state", decl: "writeTx.checkEligible",
+		old: "	refusal := n.CheckEligible()\n",
+		new: "	var refusal error\n",
 		pkg: statePkg, run: "^TestNodesThatTakeNoWorkloads$",
 	},
 	{
