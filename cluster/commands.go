@@ -56,14 +56,9 @@ func (c Commands) StartWorkload(ctx context.Context, run claim.Run, claims []cla
 	})
 }
 
-// EndWorkload records that a workload has ended and begins to release its claims. It may be repeated; an unknown
-// workload is no error.
-func (c Commands) EndWorkload(ctx context.Context, ref claim.WorkloadRef) (command.EndWorkloadResult, error) {
-	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{Ref: ref})
-}
-
-// EndRun is EndWorkload for one run: a run on another node, or a later one, is kept, and Found is then false. If
-// the run has an id, a start of it that arrives later is refused.
+// EndRun records that a workload has ended and begins to release its claims. It may be repeated; an unknown workload is
+// no error. A run on another node than run's, or a later one, is kept, and Found is then false; empty fields of run select
+// the present one. If the run has an id, a start of it that arrives later is refused.
 func (c Commands) EndRun(ctx context.Context, run claim.Run) (command.EndWorkloadResult, error) {
 	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{
 		Ref: run.Ref, Node: run.Node,
@@ -147,7 +142,7 @@ func (c Commands) AdvanceKeyRotation(ctx context.Context, is claim.KeyRotation) 
 }
 
 // AwaitWorkload records that a workload waits on a node for others to end, and returns those that have not. It may
-// be repeated; StartWorkload or EndWorkload ends the wait. Errors: ErrCycle; ErrIneligible if the node takes no
+// be repeated; StartWorkload or EndRun ends the wait. Errors: ErrCycle; ErrIneligible if the node takes no
 // workloads; ErrConflict if the workload runs, waits on another node, or the run was ended; ErrInvalid.
 func (c Commands) AwaitWorkload(ctx context.Context, run claim.Run,
 	after []claim.WorkloadRef,

@@ -111,7 +111,7 @@ func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string,
 			return err
 		}
 		acknowledged("started", i, started.Workload.CreateIndex)
-		if _, err := n.EndWorkload(ctx, w); err != nil {
+		if _, err := n.EndRun(ctx, claim.Run{Ref: w}); err != nil {
 			return err
 		}
 		acknowledged("ended", i, 0)

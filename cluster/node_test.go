@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,81 +37,6 @@ func want(v claim.Volume, mode claim.Mode) claim.Claim {
 	return claim.Claim{
 		Volume: v.VolumeRef, Mode: mode,
 		AccessMode: v.Capabilities[0].AccessMode, AttachmentMode: v.Capabilities[0].AttachmentMode,
-	}
-}
-
-func TestLifeOfAClaim(t *testing.T) {
-	s := clustertest.Start(t)
-	ctx := t.Context()
-	v := volume("mysql")
-	if _, err := s.RegisterVolume(ctx, v); err != nil {
-		t.Fatal(err)
-	}
-	started, err := s.StartWorkload(ctx, claim.Run{Ref: workload("db-1"), Node: "a"}, []claim.Claim{want(v, claim.Write)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if started.Volumes[0].ExternalID != "ext-mysql" || started.Volumes[0].AccessMode != claim.SingleNodeWriter {
-		t.Errorf("the claim came with the volume %+v", started.Volumes[0])
-	}
-	_, err = s.StartWorkload(ctx, claim.Run{Ref: workload("db-2"), Node: "a"}, []claim.Claim{want(v, claim.Write)})
-	text := `volume "mysql" has no write claim left: held by workload "db-1" on node "a" (write, taken, 0s)`
-	if !errors.Is(err, claim.ErrHeld) || err.Error() != text {
-		t.Errorf("got %v, want %s", err, text)
-	}
-	if _, err := s.DeregisterVolume(ctx, v.VolumeRef, false); !errors.Is(err, claim.ErrVolumeInUse) {
-		t.Errorf("deregister with a claim: %v", err)
-	}
-	ended, err := s.EndWorkload(ctx, workload("db-1"))
-	if err != nil || len(ended.Claims) != 1 || ended.Claims[0].State != claim.Unpublishing {
-		t.Fatalf("end: %+v, %v", ended, err)
-	}
-	for _, to := range []claim.State{claim.NodeDetached, claim.Freed, claim.Freed} {
-		item := command.Advance{Volume: v.VolumeRef, Workload: workload("db-1"), Index: started.Claims[0].Index, To: to}
-		if _, err := s.AdvanceClaims(ctx, "", item); err != nil {
-			t.Fatalf("advance to %s: %v", to, err)
-		}
-	}
-	s.Restart(t)
-	err = s.Read(ctx, func(tx *state.ReadTx) error {
-		got, err := tx.Volume(v.VolumeRef)
-		if err == nil && got.AccessMode != "" {
-			err = fmt.Errorf("the volume is still in use as %s", got.AccessMode)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.DeregisterVolume(ctx, v.VolumeRef, false); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestOneOfManyWins(t *testing.T) {
-	s := clustertest.Start(t)
-	v := volume("mysql")
-	if _, err := s.RegisterVolume(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
-	var won atomic.Int32
-	var callers sync.WaitGroup
-	for i := range 64 {
-		callers.Go(func() {
-			_, err := s.StartWorkload(t.Context(), claim.Run{Ref: workload(fmt.Sprint("w", i)), Node: "a"},
-				[]claim.Claim{want(v, claim.Write)})
-			var refusal *claim.Refusal
-			switch {
-			case err == nil:
-				won.Add(1)
-			case !errors.As(err, &refusal) || len(refusal.Holders) != 1:
-				t.Errorf("caller %d: %v", i, err)
-			}
-		})
-	}
-	callers.Wait()
-	if won.Load() != 1 {
-		t.Errorf("%d callers have an exclusive claim", won.Load())
 	}
 }
 
@@ -262,12 +186,12 @@ func TestCallerGivesUp(t *testing.T) {
 	cause := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if _, err := s.EndWorkload(ctx, workload("w")); !errors.Is(err, cause) || errors.Is(err, command.ErrUncertain) {
+	if _, err := s.EndRun(ctx, claim.Run{Ref: workload("w")}); !errors.Is(err, cause) || errors.Is(err, command.ErrUncertain) {
 		t.Errorf("cancelled before: %v", err)
 	}
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Microsecond, cause)
-		_, err := s.EndWorkload(ctx, workload("w"))
+		_, err := s.EndRun(ctx, claim.Run{Ref: workload("w")})
 		cancel()
 		if errors.Is(err, command.ErrUncertain) {
 			if !errors.Is(err, cause) {

@@ -47,18 +47,18 @@ func TestFullDisk(t *testing.T) {
 	if !errors.Is(err, command.ErrDiskFull) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("register with 32 MiB left: %v", err)
 	}
-	token := claim.Token{ID: tokenID(0), Workload: workload("w"), Node: "n", Service: "web", Consul: "default"}
+	token := claim.Token{ID: "00000000-0000-4000-8000-000000000000", Workload: workload("w"), Node: "n", Service: "web", Consul: "default"}
 	if _, err := s.PutToken(ctx, token); !errors.Is(err, command.ErrDiskFull) {
 		t.Errorf("add a token with 32 MiB left: %v", err)
 	}
 	if _, err := s.DeleteTokens(ctx, token.ID); err != nil {
 		t.Errorf("delete a token with 32 MiB left: %v", err)
 	}
-	if _, err := s.EndWorkload(ctx, workload("w")); err != nil {
+	if _, err := s.EndRun(ctx, claim.Run{Ref: workload("w")}); err != nil {
 		t.Errorf("release with 32 MiB left: %v", err)
 	}
 	leave(t, disk, filler, 0)
-	if _, err := s.EndWorkload(ctx, workload("w")); !errors.Is(err, command.ErrDiskFull) {
+	if _, err := s.EndRun(ctx, claim.Run{Ref: workload("w")}); !errors.Is(err, command.ErrDiskFull) {
 		t.Errorf("release with nothing left: %v", err)
 	}
 	if err := s.Close(); err != nil {

@@ -82,7 +82,7 @@ func claimAndFree(b *testing.B, n *cluster.Node, i int) time.Duration {
 	err := take(b.Context(), n, i, "a")
 	took := time.Since(at)
 	if err == nil {
-		_, err = n.EndWorkload(b.Context(), workloadRef(i))
+		_, err = n.EndRun(b.Context(), claim.Run{Ref: workloadRef(i)})
 	}
 	if err == nil {
 		_, err = n.AdvanceClaims(b.Context(), "",

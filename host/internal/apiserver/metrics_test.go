@@ -27,7 +27,7 @@ func TestLedgerCounts(t *testing.T) {
 		if id == "a" {
 			continue
 		}
-		_, err = n.EndWorkload(t.Context(), run.Ref)
+		_, err = n.EndRun(t.Context(), run)
 		check.NoError(t, err)
 		if id == "c" {
 			_, err = n.AdvanceClaims(t.Context(), "", command.Advance{Volume: ref, Workload: run.Ref, To: claim.NodeDetached})

@@ -114,7 +114,7 @@ func (w *world) start(id, node, consul string, services ...string) (tokens []cla
 
 func (w *world) stop(id string) {
 	w.t.Helper()
-	if _, err := w.ledger.EndWorkload(w.t.Context(), ref(id)); err != nil {
+	if _, err := w.ledger.EndRun(w.t.Context(), claim.Run{Ref: ref(id)}); err != nil {
 		w.t.Fatal(err)
 	}
 }

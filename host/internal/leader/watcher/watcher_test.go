@@ -180,7 +180,7 @@ func (w *world) start(id, node string, volumes ...string) {
 
 func (w *world) stop(id string) {
 	w.t.Helper()
-	if _, err := w.ledger.EndWorkload(w.t.Context(), workloadRef(id)); err != nil {
+	if _, err := w.ledger.EndRun(w.t.Context(), claim.Run{Ref: workloadRef(id)}); err != nil {
 		w.t.Fatal(err)
 	}
 }
