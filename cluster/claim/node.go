@@ -49,7 +49,7 @@ const LevelAttribute = "pannier.level"
 // NodeStatus is whether the leader hears from a node.
 type NodeStatus string
 
-// The statuses. A node without one is ready: an older version wrote it, or it is the only host.
+// The statuses. A node without one is ready: it is the only host.
 const (
 	NodeReady        NodeStatus = "ready"
 	NodeDisconnected NodeStatus = "disconnected" // not heard from for heartbeat_ttl; it keeps its claims

@@ -21,7 +21,7 @@ const (
 type Run struct {
 	Ref  WorkloadRef
 	Node string
-	// ID is the node's name for the run, unique for all time; empty: an older version began the run.
+	// ID is the node's name for the run, unique for all time; empty: not known.
 	ID string
 	// Index identifies the run in the ledger (Workload.CreateIndex); 0: not known.
 	Index uint64
@@ -39,7 +39,7 @@ type Workload struct {
 	EndedAt     time.Time     `json:"ended_at,omitzero"`
 	CreateIndex uint64        `json:"create_index"`
 	ModifyIndex uint64        `json:"modify_index"`
-	// RunID is the id of this run (Run.ID); empty: an older version began it.
+	// RunID is the id of this run (Run.ID).
 	RunID string `json:"run_id,omitempty"`
 	// StartedBy is the fingerprint of the keyed command that started this run (command.Fingerprint). It identifies
 	// a repeated command.
