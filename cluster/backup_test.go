@@ -10,6 +10,7 @@ import (
 	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // TestBackup restores the ledger of a single host into a cluster of three, replacing its ledger, and restarts the
@@ -20,9 +21,7 @@ func TestBackup(t *testing.T) {
 	register(t, alone, "theirs")
 	var file bytes.Buffer
 	saved, err := alone.Save(within(t), &file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if saved.Cluster != "" || saved.Index == 0 || saved.Size == 0 || saved.Server != "server-1" {
 		t.Errorf("saved %+v", saved)
 	}
@@ -45,7 +44,7 @@ func TestBackup(t *testing.T) {
 	if err != nil || restored != saved {
 		t.Fatalf("restored %+v, %v", restored, err)
 	}
-	check := func() {
+	only := func() {
 		t.Helper()
 		everywhere(t, c, "theirs")
 		for _, h := range c.Up() {
@@ -54,7 +53,7 @@ func TestBackup(t *testing.T) {
 			}
 		}
 	}
-	check()
+	only()
 	register(t, c.Client(), "new")
 	everywhere(t, c, "new")
 	for _, h := range c.Hosts() {
@@ -64,7 +63,7 @@ func TestBackup(t *testing.T) {
 		h.Start(t)
 	}
 	c.WaitReady(t)
-	check()
+	only()
 	everywhere(t, c, "new")
 }
 

@@ -148,9 +148,7 @@ func TestKilledInMidLoad(t *testing.T) {
 	}
 	// Raft's log and snapshot also contain everything without the ledger's own files.
 	before := allWorkloads(t, dir)
-	if err := os.RemoveAll(filepath.Join(dir, "state")); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.RemoveAll(filepath.Join(dir, "state")))
 	if after := allWorkloads(t, dir); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("rebuilt from raft, the ledger has %d workloads instead of %d", len(after), len(before))
 	}
@@ -162,12 +160,8 @@ func runAndKill(t *testing.T, dir string, round int) map[int]last {
 	cmd.Env = append(os.Environ(), crashDir+"="+dir, crashRound+"="+strconv.Itoa(round))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
+	check.NoError(t, cmd.Start())
 	seen := map[int]last{}
 	lines := 0
 	for scanner := bufio.NewScanner(out); scanner.Scan(); lines++ {
@@ -228,9 +222,7 @@ func checkAcknowledged(t *testing.T, dir string, round int, acknowledged map[int
 		}
 		return nil
 	})
-	if err := errors.Join(err, s.Close()); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(err, s.Close()))
 }
 
 // mayStand reports whether a claim may exist after the last acknowledged step, because of that step or the
@@ -255,8 +247,6 @@ func allWorkloads(t *testing.T, dir string) (all []claim.Workload) {
 		all, _, err = tx.Workloads("", state.Page{})
 		return err
 	})
-	if err := errors.Join(err, s.Close()); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(err, s.Close()))
 	return all
 }

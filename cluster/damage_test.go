@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -27,22 +28,16 @@ func newest(t *testing.T, h *clustertest.Host) (path string, written []byte) {
 	}
 	path = slices.Max(files)
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return path, bytes.TrimRight(data, "\x00")
 }
 
 func overwrite(t *testing.T, path string, at int64, with []byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	_, err = f.WriteAt(with, at)
-	if err := errors.Join(err, f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(err, f.Close()))
 }
 
 func is(t *testing.T, path string) bool {
@@ -85,15 +80,11 @@ func TestDamagedServers(t *testing.T) {
 			return false
 		},
 		"the log is gone": func(t *testing.T, h *clustertest.Host) (aside bool) {
-			if err := os.RemoveAll(filepath.Join(h.Dir, "raft")); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, os.RemoveAll(filepath.Join(h.Dir, "raft")))
 			return false
 		},
 		"all is gone": func(t *testing.T, h *clustertest.Host) (aside bool) {
-			if err := os.RemoveAll(h.Dir); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, os.RemoveAll(h.Dir))
 			return false
 		},
 	} {
@@ -135,9 +126,7 @@ func TestVoteOfALostLog(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(t *testing.T, h *clustertest.Host){
 		"all": func(t *testing.T, h *clustertest.Host) {
-			if err := os.RemoveAll(h.Dir); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, os.RemoveAll(h.Dir))
 		},
 		"the end of the log": func(t *testing.T, h *clustertest.Host) {
 			path, written := newest(t, h)
@@ -183,9 +172,7 @@ func TestFullDiskOfOneServer(t *testing.T) {
 	testbin.RequireRoot(t, "a full disk under the ledger")
 	t.Parallel()
 	disk := t.TempDir()
-	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=128m"); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=128m"))
 	t.Cleanup(func() {
 		if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
 			t.Error(err)
@@ -225,9 +212,7 @@ func TestFullDiskOfOneServer(t *testing.T) {
 	if has(t, full.Node, "big399") {
 		t.Error("a server with a full disk accepted an entry")
 	}
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Remove(filler))
 	everywhere(t, c, "big399")
 	if err := full.Stats().Full; err != nil {
 		t.Errorf("with free space the server returned %v", err)

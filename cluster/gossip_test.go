@@ -21,6 +21,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // logged is a log that a test reads.
@@ -116,9 +117,7 @@ func TestForgedLeave(t *testing.T) {
 	f := &forger{t: t, key: key, time: 1 << 16}
 	healthy := func() bool {
 		peers, err := leader.Peers(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		return len(peers) == 3 && !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return !p.Voter })
 	}
 	for _, h := range c.Hosts() {
@@ -146,9 +145,7 @@ func TestLeftAndDead(t *testing.T) {
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	gone := c.Follower(t)
-	if err := gone.Discovery.Leave(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, gone.Discovery.Leave())
 	gone.Stop(t)
 	leader := c.WaitLeader(t)
 	clustertest.Eventually(t, "gossip knows", func() bool {

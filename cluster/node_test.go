@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func volume(id string, modes ...claim.AccessMode) claim.Volume {
@@ -51,7 +52,7 @@ func TestSnapshotAndRestart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	check := func(want ...string) {
+	holds := func(want ...string) {
 		t.Helper()
 		var got []string
 		err := s.Read(t.Context(), func(tx *state.ReadTx) error {
@@ -67,10 +68,8 @@ func TestSnapshotAndRestart(t *testing.T) {
 	}
 	register("a")
 	s.Restart(t)
-	check("a")
-	if err := s.Snapshot(); err != nil {
-		t.Fatal(err)
-	}
+	holds("a")
+	check.NoError(t, s.Snapshot())
 	if stats := s.Stats(); stats.LeaderName != "server-1" || !stats.Leader || s.Size() == 0 || stats.Err != nil {
 		t.Errorf("stats: %+v", stats)
 	}
@@ -79,17 +78,13 @@ func TestSnapshotAndRestart(t *testing.T) {
 	}
 	register("b")
 	s.Restart(t)
-	check("a", "b")
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(filepath.Join(dir, "state")); err != nil {
-		t.Fatal(err)
-	}
+	holds("a", "b")
+	check.NoError(t, s.Close())
+	check.NoError(t, os.RemoveAll(filepath.Join(dir, "state")))
 	s.Restart(t)
-	check("a", "b")
+	holds("a", "b")
 	register("c")
-	check("a", "b", "c")
+	holds("a", "b", "c")
 }
 
 func TestWhileLeader(t *testing.T) {
@@ -120,9 +115,7 @@ func TestWhileLeader(t *testing.T) {
 		s.WhileLeader(t.Context(), func(ctx context.Context) { calls <- ctx; <-ctx.Done() })
 	}()
 	<-calls
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Close())
 	<-returned
 	if s.Leader() {
 		t.Error("a closed node leads")
@@ -156,9 +149,7 @@ func TestCloseUnderLoad(t *testing.T) {
 		})
 	}
 	<-started
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Close())
 	callers.Wait()
 	if err := s.WaitReady(t.Context()); err != nil {
 		t.Errorf("a node that was ready: %v", err)
@@ -206,9 +197,7 @@ func TestCallerGivesUp(t *testing.T) {
 // TestNoLeader opens a server that waits for other servers.
 func TestNoLeader(t *testing.T) {
 	n, err := cluster.Open(t.Context(), cluster.Config{Dir: t.TempDir(), Name: "server-1", BootstrapExpect: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := n.RegisterVolume(ctx, volume("a")); !errors.Is(err, context.DeadlineExceeded) ||
@@ -234,9 +223,7 @@ func TestIdentityIsGivenOnce(t *testing.T) {
 	if err != nil || first.ID == "" || first.CreatedAt.IsZero() {
 		t.Fatalf("the identity is %+v, %v", first, err)
 	}
-	if err := n.Snapshot(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, n.Snapshot())
 	n.Restart(t)
 	again, err := n.Identity(t.Context())
 	if err != nil || again.ID != first.ID {

@@ -75,9 +75,7 @@ func names(hosts []*clustertest.Host) (names []string) {
 func identity(t *testing.T, n *cluster.Node) string {
 	t.Helper()
 	c, err := n.Identity(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return c.ID
 }
 
@@ -163,9 +161,7 @@ func TestBlockingQuery(t *testing.T) {
 	register(t, client, "a")
 	ref := volume("a").VolumeRef
 	_, index, err := client.Volume(within(t), ref, cluster.Blocking{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	got, same, err := client.Volume(within(t), ref, cluster.Blocking{MinIndex: index, Wait: 50 * time.Millisecond})
 	if err != nil || got.ID != "a" || same > index {
 		t.Errorf("nothing has changed: %+v, %d after %d, %v", got, same, index, err)
@@ -349,9 +345,7 @@ func TestForeignCluster(t *testing.T) {
 	alone := clustertest.StartWith(t, cluster.Config{Dir: dir, Name: "server-9"})
 	register(t, alone, "theirs")
 	theirs := identity(t, alone.Node)
-	if err := alone.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, alone.Close())
 	log := &logged{}
 	c := clustertest.Form(t, 3, clustertest.Options{
 		Log: hclog.New(&hclog.LoggerOptions{Output: log, Level: hclog.Info}),
@@ -392,9 +386,7 @@ func TestFromOneToThree(t *testing.T) {
 	alone := clustertest.StartWith(t, cluster.Config{Dir: dir, Name: "server-1"})
 	register(t, alone, "a")
 	before := identity(t, alone.Node)
-	if err := alone.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, alone.Close())
 	c := clustertest.Prepare(t, 0, clustertest.Options{})
 	c.Adopt(t, "server-1", dir, 1).Start(t)
 	c.WaitReady(t)
@@ -523,14 +515,10 @@ func TestEmptyServerCatchesUp(t *testing.T) {
 	register(t, c.Client(), "a", "b")
 	empty.Stop(t)
 	for _, h := range c.Up() {
-		if err := h.Snapshot(); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, h.Snapshot())
 	}
 	register(t, c.Client(), "c")
-	if err := os.RemoveAll(empty.Dir); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.RemoveAll(empty.Dir))
 	empty.Start(t)
 	c.WaitReady(t)
 	for _, id := range []string{"a", "b", "c"} {
@@ -551,9 +539,7 @@ func TestPeersFile(t *testing.T) {
 		h.Stop(t)
 	}
 	file := filepath.Join(left.Dir, "raft", "peers.json")
-	if err := os.WriteFile(file, []byte(`[{"id": "server-1"}]`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(file, []byte(`[{"id": "server-1"}]`), 0o600))
 	left.Start(t)
 	c.WaitReady(t)
 	if !has(t, left.Node, "a") {

@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -21,9 +22,7 @@ import (
 func TestFullDisk(t *testing.T) {
 	testbin.RequireRoot(t, "a full disk under the ledger")
 	disk := t.TempDir()
-	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=128m"); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=128m"))
 	t.Cleanup(func() {
 		if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
 			t.Error(err)
@@ -69,9 +68,7 @@ func TestFullDisk(t *testing.T) {
 		command.ErrDiskFull) {
 		t.Errorf("open with nothing left: %v", err)
 	}
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Remove(filler))
 	s.Restart(t)
 	if _, err := s.RegisterVolume(ctx, volume("b")); err != nil {
 		t.Errorf("with free space: %v", err)
@@ -82,18 +79,12 @@ func TestFullDisk(t *testing.T) {
 func leave(t *testing.T, disk, filler string, free int64) {
 	t.Helper()
 	var stat syscall.Statfs_t
-	if err := syscall.Statfs(disk, &stat); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, syscall.Statfs(disk, &stat))
 	f, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer f.Close()
 	zero, err := os.Open("/dev/zero")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer zero.Close()
 	fill := int64(stat.Bavail)*stat.Bsize - free
 	if _, err := io.CopyN(f, zero, fill); err != nil && !errors.Is(err, syscall.ENOSPC) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestStates(t *testing.T) {
@@ -73,9 +74,7 @@ func TestVolumeFields(t *testing.T) {
 		"clone_id, snapshot_id":      func(v *claim.Volume) { v.CloneID, v.SnapshotID = "a", "b" },
 	} {
 		v := volume(claim.SingleNodeWriter)
-		if err := v.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, v.Validate())
 		change(&v)
 		err := v.Validate()
 		var f *claim.FieldError
@@ -97,9 +96,7 @@ func TestNodeFields(t *testing.T) {
 		}
 	}
 	n := good()
-	if err := n.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, n.Validate())
 	for name, change := range map[string]func(*claim.Node){
 		"name": func(n *claim.Node) { n.Name = "a/b" },
 		"driver id": func(n *claim.Node) {

@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 var at = time.Date(2026, 3, 1, 12, 0, 0, 123, time.UTC)
@@ -103,9 +104,7 @@ func TestRoundTrip(t *testing.T) {
 	for _, c := range all {
 		command.SetKey(c, "k")
 		entry, err := command.Encode(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		got, err := command.DecodeAsSent(entry)
 		if err != nil || !reflect.DeepEqual(got, c) {
 			t.Errorf("%T: got %+v, %v, want %+v", c, got, err, c)
@@ -123,13 +122,9 @@ func TestFingerprint(t *testing.T) {
 		for _, stamp := range []time.Time{at, at.Add(time.Hour), {}} {
 			command.SetAt(c, stamp)
 			entry, err := command.Encode(c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			read, err := command.Decode(entry)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			for _, c := range []command.Command{c, read} {
 				got, err := command.Fingerprint(c)
 				if err != nil || first != nil && !bytes.Equal(got, first) {
@@ -151,9 +146,7 @@ type fields map[string]any
 func (f fields) encode(t *testing.T) string {
 	t.Helper()
 	data, err := codec.Marshal(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return string(data)
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestOutcomeKeepsItsType(t *testing.T) {
@@ -28,9 +29,7 @@ func TestOutcomeKeepsItsType(t *testing.T) {
 		Created: true,
 	}
 	data, err := command.EncodeOutcome(want, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	got, err := command.DecodeOutcome(&command.StartWorkload{}, data)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
@@ -67,9 +66,7 @@ func TestErrorsTravel(t *testing.T) {
 		"bootstrapped": &acl.BootstrappedError{ResetIndex: 7},
 	} {
 		data, err := command.EncodeOutcome(nil, sent)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		_, got := command.DecodeOutcome(&command.PutNode{}, data)
 		if got == nil || got.Error() != sent.Error() {
 			t.Errorf("%s: got %v, want %v", name, got, sent)
@@ -111,9 +108,7 @@ func TestEachReasonTravels(t *testing.T) {
 	}
 	for _, file := range []string{"../claim/errors.go", "../acl/acl.go", "errors.go"} {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		found := 0
 		ast.Inspect(parsed, func(n ast.Node) bool {
 			spec, ok := n.(*ast.ValueSpec)

@@ -9,6 +9,7 @@ import (
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // queries has one of each kind, with every field set, and an answer to it.
@@ -47,26 +48,20 @@ func TestQueriesAndAnswersTravel(t *testing.T) {
 	}
 	for q, want := range all {
 		data, err := command.EncodeQuery(q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		got, err := command.DecodeQuery(data)
 		if err != nil || !reflect.DeepEqual(got, q) || got.Blocks().MinIndex != 7 {
 			t.Errorf("%T: got %+v, %v, want %+v", q, got, err, q)
 		}
 		data, err = command.EncodeAnswer(want, 8, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		answer, index, err := command.DecodeAnswer(q, data)
 		if err != nil || index != 8 || !reflect.DeepEqual(answer, want) {
 			t.Errorf("%T: got %+v at %d, %v, want %+v", q, answer, index, err, want)
 		}
 	}
 	data, err := command.EncodeAnswer(nil, 9, claim.ErrVolumeNotFound)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if _, index, err := command.DecodeAnswer(&command.QueryVolume{}, data); index != 9 ||
 		!errors.Is(err, claim.ErrVolumeNotFound) {
 		t.Errorf("got %v at %d", err, index)

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // memberlist's shutdown does not wait for a probe in progress.
@@ -53,9 +54,7 @@ func open(t testing.TB, cfg discovery.Config) *discovery.Discovery {
 		cfg.Memberlist = quick()
 	}
 	d, err := discovery.Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { shut(t, d) })
 	return d
 }
@@ -111,9 +110,7 @@ func TestFindOneAnother(t *testing.T) {
 	}
 	a.SetFormed()
 	until(t, b, "b learns that a is formed", func([]discovery.Member) bool { m, _ := b.Member("a"); return m.Formed })
-	if err := b.Leave(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, b.Leave())
 	until(t, a, "the leave", sees("b", discovery.Left))
 }
 
@@ -131,9 +128,7 @@ func TestNobodyIsJoinedAfterLeave(t *testing.T) {
 		}
 	}
 	await(true)
-	if err := d.Leave(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, d.Leave())
 	await(false)
 }
 
@@ -144,13 +139,9 @@ func TestForceLeave(t *testing.T) {
 	until(t, a, "b", sees("b", discovery.Alive))
 	shut(t, b)
 	until(t, a, "the failure", sees("b", discovery.Failed))
-	if err := a.ForceLeave("b", false); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, a.ForceLeave("b", false))
 	until(t, a, "the leave", sees("b", discovery.Left))
-	if err := a.ForceLeave("b", true); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, a.ForceLeave("b", true))
 	until(t, a, "its end", func(all []discovery.Member) bool { return len(all) == 1 })
 	if err := a.ForceLeave("b", true); err == nil || !strings.Contains(err.Error(), "no such member") {
 		t.Errorf("an unknown member: %v", err)
@@ -261,9 +252,7 @@ func TestForeignSerf(t *testing.T) {
 			"version": "1",
 		}
 		foreign, err := serf.Create(conf)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		t.Cleanup(func() {
 			if err := foreign.Shutdown(); err != nil {
 				t.Error(err)
@@ -348,9 +337,7 @@ func TestBadKeys(t *testing.T) {
 	for name, cfg := range map[string]discovery.Config{
 		"no base64": {Key: "%%%"}, "short": {Key: secret}, "file": {KeyringFile: file},
 	} {
-		if err := os.WriteFile(file, []byte(`["`+secret+`"]`), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(file, []byte(`["`+secret+`"]`), 0o600))
 		cfg.Self, cfg.Bind = self("a"), "127.0.0.1"
 		d, err := discovery.Open(cfg)
 		if err == nil {
@@ -366,9 +353,7 @@ func TestBadKeys(t *testing.T) {
 func TestEmptyKeyring(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keyring")
 	for _, configured := range []string{key(1), ""} {
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(file, nil, 0o600))
 		d, err := discovery.Open(discovery.Config{
 			Self: self("a"), Bind: "127.0.0.1", KeyringFile: file, Key: configured,
 		})

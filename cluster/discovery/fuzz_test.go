@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/memberlist"
 
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // FuzzGossip sends any bytes to an agent that gossips without a key, in a packet and over a connection. The agent is
@@ -29,15 +30,11 @@ func FuzzGossip(f *testing.F) {
 	f.Add([]byte{10, 0x82, 0xa4, 'A', 'l', 'g', 'o', 0, 0xa3, 'B', 'u', 'f', 0xc6, 0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, bytes []byte) {
 		packet, err := net.Dial("udp", d.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		defer packet.Close()
 		_, _ = packet.Write(bytes) // fails if it is too long
 		conn, err := net.Dial("tcp", d.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		defer conn.Close()
 		_, _ = conn.Write(bytes)
 		_ = conn.(*net.TCPConn).CloseWrite()
@@ -61,9 +58,7 @@ func FuzzGossip(f *testing.F) {
 func answers(t *testing.T, d *discovery.Discovery) {
 	t.Helper()
 	conn, err := net.Dial("udp", d.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer conn.Close()
 	port := conn.LocalAddr().(*net.UDPAddr).Port
 	ping := []byte{0, 0x84, 0xa5}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // A probe tells agents that answer by UDP from those that do not, and joins nothing.
@@ -16,9 +17,7 @@ func TestUnheard(t *testing.T) {
 	a := open(t, discovery.Config{Self: self("a"), Key: key})
 	b := open(t, discovery.Config{Self: self("b"), Key: key})
 	tcp, err := net.Listen("tcp", "127.0.0.1:0") // no UDP
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer tcp.Close()
 	members := map[string]string{"a": a.Addr(), "b": b.Addr(), "c": tcp.Addr().String()}
 	cfg := discovery.Config{Self: self("b"), Bind: "127.0.0.1", Key: key}

@@ -12,14 +12,13 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/fsm"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func open(t *testing.T) (*fsm.FSM, *state.Store) {
 	t.Helper()
 	s, err := state.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -31,9 +30,7 @@ func open(t *testing.T) (*fsm.FSM, *state.Store) {
 func entry(t *testing.T, index uint64, c command.Command) *raft.Log {
 	t.Helper()
 	data, err := command.Encode(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return &raft.Log{Index: index, Type: raft.LogCommand, Data: data}
 }
 
@@ -134,9 +131,7 @@ func TestSnapshot(t *testing.T) {
 	persist := func(to *sink) error {
 		t.Helper()
 		snapshot, err := f.Snapshot()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		defer snapshot.Release()
 		return snapshot.Persist(to)
 	}
@@ -149,9 +144,7 @@ func TestSnapshot(t *testing.T) {
 		t.Fatalf("%v, closed: %v", err, good.closed)
 	}
 	other, s := open(t)
-	if err := other.Restore(io.NopCloser(good)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, other.Restore(io.NopCloser(good)))
 	if s.AppliedIndex() != 1 {
 		t.Errorf("restored at %d", s.AppliedIndex())
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // written is a ledger with its log, its content and its directory, which was closed or left by a killed
@@ -28,9 +29,7 @@ func write50(t *testing.T, closed bool, options ...Option) written {
 	t.Helper()
 	w := written{dir: t.TempDir()}
 	s, err := Open(w.dir, nil, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	l := &ledger{Store: s, t: t}
 	do := func(c command.Command) {
 		l.must(c)
@@ -49,9 +48,7 @@ func write50(t *testing.T, closed bool, options ...Option) written {
 	if !closed {
 		w.dir = copyDir(t, w.dir)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Close())
 	return w
 }
 
@@ -77,9 +74,7 @@ func TestDamagedFiles(t *testing.T) {
 			}
 			for _, path := range files {
 				good, err := os.ReadFile(path)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.NoError(t, err)
 				kept := len(bytes.TrimRight(good, "\x00"))
 				for _, at := range places(kept) {
 					bad := bytes.Clone(good)
@@ -157,9 +152,7 @@ func (w written) copyWith(t *testing.T, file string, content []byte) string {
 		}
 		return errors.Join(os.WriteFile(target, bytes.TrimRight(data, "\x00"), 0o600), os.Truncate(target, int64(len(data))))
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return to
 }
 
@@ -169,14 +162,10 @@ func TestMissingFiles(t *testing.T) {
 	if err != nil || len(tables) == 0 {
 		t.Fatal(tables, err)
 	}
-	if err := os.Remove(tables[0]); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Remove(tables[0]))
 	var out bytes.Buffer
 	s, err := Open(w.dir, hclog.New(&hclog.LoggerOptions{Output: &out}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer s.Close()
 	if s.AppliedIndex() != 0 || !strings.Contains(out.String(), filepath.Base(tables[0])) {
 		t.Errorf("opened at %d, and logged: %s", s.AppliedIndex(), out.String())
@@ -191,12 +180,8 @@ func TestTwoMemtables(t *testing.T) {
 		t.Fatal(memtables, err)
 	}
 	data, err := os.ReadFile(memtables[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(w.dir, "db-0", "00009.mem"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
+	check.NoError(t, os.WriteFile(filepath.Join(w.dir, "db-0", "00009.mem"), data, 0o600))
 	if got := openIn(t, w.dir); got.AppliedIndex() != 0 {
 		t.Errorf("opened at %d", got.AppliedIndex())
 	}
@@ -206,9 +191,7 @@ func TestKeys(t *testing.T) {
 	key, other := bytes.Repeat([]byte{7}, 32), bytes.Repeat([]byte{8}, 32)
 	w := write50(t, true, WithKey(key))
 	files, err := filepath.Glob(filepath.Join(w.dir, "*", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, path := range files {
 		data, err := os.ReadFile(path)
 		if err != nil || bytes.Contains(data, []byte("hostpath")) || bytes.Contains(data, key) {
@@ -227,9 +210,7 @@ func TestKeys(t *testing.T) {
 		t.Error("a key of 5 bytes is accepted")
 	}
 	s, err := Open(w.dir, nil, WithKey(key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if l := (&ledger{Store: s, t: t}); !maps.Equal(l.dump(), w.content) {
 		t.Error("opened with its key, the ledger has a different content")
 	}
@@ -238,17 +219,13 @@ func TestKeys(t *testing.T) {
 	if !maps.Equal(l.dump(), w.content) {
 		t.Error("the restored ledger has a different content")
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Close())
 
 	// A ledger without encryption is not trusted and is rebuilt.
 	plain := write50(t, true)
 	var out bytes.Buffer
 	s, err = Open(plain.dir, hclog.New(&hclog.LoggerOptions{Output: &out}), WithKey(key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer s.Close()
 	if s.AppliedIndex() != 0 || !strings.Contains(out.String(), "was not encrypted") ||
 		strings.Contains(out.String(), "damaged") {

@@ -123,8 +123,11 @@ func restore(t fataler, l *ledger, snapshot []byte) {
 	}
 }
 
+// anyVolumes are the ids of the volumes of TestAnyLog.
+var anyVolumes = []string{"v1", "v[0]", "v$'*%"}
+
 func drawCommand(t *rapid.T) command.Command {
-	aVolume := func() string { return rapid.SampledFrom([]string{"v1", "v[0]", "v$'*%"}).Draw(t, "volume") }
+	aVolume := func() string { return rapid.SampledFrom(anyVolumes).Draw(t, "volume") }
 	aWorkload := func() claim.WorkloadRef {
 		return workload(rapid.SampledFrom([]string{"w1", "w2", "w3"}).Draw(t, "workload"))
 	}
@@ -394,7 +397,7 @@ func checkCounts(t *rapid.T, l *ledger) {
 
 func checkClaims(t *rapid.T, l *ledger) {
 	err := l.View(func(tx *ReadTx) error {
-		for _, id := range []string{"v1", "v2", "v3"} {
+		for _, id := range anyVolumes {
 			held, err := tx.Claims(ref(id))
 			if err != nil {
 				return err

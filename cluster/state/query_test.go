@@ -7,13 +7,12 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func view(t *testing.T, l *ledger, fn func(tx *ReadTx) error) {
 	t.Helper()
-	if err := l.View(fn); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, l.View(fn))
 }
 
 // TestAnswersAreCopies changes everything that it reads. The ledger is not affected.

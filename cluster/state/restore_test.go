@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // framed returns a snapshot with a valid checksum and the given records.
@@ -31,9 +32,7 @@ func framed(index uint64, values ...[]byte) []byte {
 func encoded[T any](t testing.TB, v T) []byte {
 	t.Helper()
 	data, err := codec.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return data
 }
 
@@ -60,9 +59,7 @@ func TestRestoreOfManyTables(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			s, err := Open(dir, nil, options...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			l := &ledger{Store: s, t: t}
 			t.Cleanup(func() { _ = l.Close() })
 			l.must(&command.RegisterVolume{Volume: volume("old", claim.SingleNodeWriter)})
@@ -87,9 +84,7 @@ func TestRestoreOfManyTables(t *testing.T) {
 			if len(changed) != len(want)-3 || maps.Equal(changed, want) {
 				t.Fatalf("%d keys after a change, had %d", len(changed), len(want))
 			}
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, l.Close())
 			if l.Store, err = Open(dir, nil, options...); err != nil {
 				t.Fatal(err)
 			}

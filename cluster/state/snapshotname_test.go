@@ -8,6 +8,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // A snapshot's name is unique in its namespace, belongs to one volume, and goes with the snapshot.
@@ -66,9 +67,7 @@ func TestSnapshotNames(t *testing.T) {
 		return nil
 	})
 	all := l.records()
-	if err := l.Restore(bytes.NewReader(snapshot(t, l))); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, l.Restore(bytes.NewReader(snapshot(t, l))))
 	l.sameAs(all, "restored from a snapshot of the ledger")
 
 	deleted := l.must(&command.DeleteSnapshot{PluginID: "hostpath", ID: "s4"}).(command.DeleteSnapshotResult)

@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -53,9 +54,7 @@ func open(t testing.TB) *ledger {
 func openIn(t testing.TB, dir string) *ledger {
 	t.Helper()
 	s, err := Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -427,9 +426,7 @@ func TestBigBatches(t *testing.T) {
 		entries = append(entries, Entry{Index: uint64(i + 1), Command: &command.RegisterVolume{Volume: v}})
 	}
 	outcomes, err := l.Apply(entries)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for i, o := range outcomes {
 		if o.Err != nil || o.Result.(command.RegisterVolumeResult).Volume.ID != fmt.Sprint("v", i) {
 			t.Fatalf("entry %d: %+v", i, o)

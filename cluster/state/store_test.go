@@ -20,6 +20,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestMain(m *testing.M) {
@@ -72,9 +73,7 @@ func TestReopen(t *testing.T) {
 	l := openIn(t, dir)
 	fill(l)
 	want, index := l.dump(), l.AppliedIndex()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, l.Close())
 	again := openIn(t, dir)
 	if !maps.Equal(want, again.dump()) || again.AppliedIndex() != index {
 		t.Errorf("opened again at %d, closed at %d", again.AppliedIndex(), index)
@@ -95,17 +94,13 @@ func TestAnotherBoot(t *testing.T) {
 	}
 	rebooted := copyDir(t, dir)
 	path := filepath.Join(t.TempDir(), "boot_id")
-	if err := os.WriteFile(path, []byte("another\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, []byte("another\n"), 0o600))
 	defer func(old string) { bootIDPath = old }(bootIDPath)
 	bootIDPath = path
 	if got := openIn(t, rebooted); got.AppliedIndex() != 0 || len(got.records()) != 0 {
 		t.Errorf("after a machine crash %d entries are trusted", got.AppliedIndex())
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, l.Close())
 	if got := openIn(t, dir); got.AppliedIndex() != l.AppliedIndex() {
 		t.Errorf("closed before the reboot, it has %d entries of %d", got.AppliedIndex(), l.AppliedIndex())
 	}
@@ -119,20 +114,14 @@ func TestAnotherLayout(t *testing.T) {
 		l := openIn(t, dir)
 		fill(l)
 		if closed {
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, l.Close())
 		}
 		mark, err := os.ReadFile(filepath.Join(dir, openFile))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		next := strings.Replace(string(mark), layout, "2", 1)
 		for said, kept := range map[string]bool{string(mark): true, next: false, "": false} {
 			other := copyDir(t, dir)
-			if err := os.WriteFile(filepath.Join(other, openFile), []byte(said), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, os.WriteFile(filepath.Join(other, openFile), []byte(said), 0o600))
 			if got := openIn(t, other).AppliedIndex(); (got != 0) != kept {
 				t.Errorf("closed %t, with %q in the file it has %d entries", closed, said, got)
 			}
@@ -143,9 +132,7 @@ func TestAnotherLayout(t *testing.T) {
 func copyDir(t testing.TB, dir string) string {
 	t.Helper()
 	to := t.TempDir()
-	if err := os.CopyFS(to, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.CopyFS(to, os.DirFS(dir)))
 	return to
 }
 
@@ -181,13 +168,9 @@ func TestRestoreReplacesAll(t *testing.T) {
 	l.index = l.AppliedIndex()
 	l.must(&command.RegisterVolume{Volume: volume("next", claim.SingleNodeWriter)})
 	want := l.records()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, l.Close())
 	// A directory that an interrupted restore has left.
-	if err := os.MkdirAll(filepath.Join(dir, "db-2"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(filepath.Join(dir, "db-2"), 0o700))
 	openIn(t, dir).sameAs(want, "opened again")
 	if found, _ := filepath.Glob(filepath.Join(dir, "db-*")); len(found) != 1 {
 		t.Errorf("left behind: %v", found)
@@ -200,14 +183,10 @@ func TestSnapshotStandsStill(t *testing.T) {
 	l := filled(t)
 	want := l.records()
 	s, err := l.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	l.must(&command.DeregisterVolume{Ref: ref("v0"), Force: true})
 	var out bytes.Buffer
-	if err := s.Write(&out); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Write(&out))
 	s.Release()
 
 	restored := make(chan error, 1)
@@ -222,9 +201,7 @@ func TestSnapshotStandsStill(t *testing.T) {
 		}
 		return nil
 	})
-	if err := errors.Join(err, <-restored); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(err, <-restored))
 	l.sameAs(want, "restored")
 }
 
@@ -256,19 +233,13 @@ func TestFaultStopsTheStore(t *testing.T) {
 func plant(t testing.TB, l *ledger, raw map[string]string) {
 	t.Helper()
 	g, release, err := l.acquire()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer release()
 	batch := g.db.NewWriteBatch()
 	for key, value := range raw {
-		if err := batch.Set([]byte(key), []byte(value)); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, batch.Set([]byte(key), []byte(value)))
 	}
-	if err := batch.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, batch.Flush())
 }
 
 func TestClosed(t *testing.T) {
@@ -288,9 +259,7 @@ func TestClosed(t *testing.T) {
 		_, err := tx.Volume(ref("v0"))
 		return err
 	})
-	if err := errors.Join(err, <-closed, l.Close()); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(err, <-closed, l.Close()))
 	<-changed
 	if err := l.View(func(*ReadTx) error { return nil }); !errors.Is(err, command.ErrClosed) {
 		t.Errorf("View: %v", err)

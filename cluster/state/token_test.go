@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func tokenID(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
@@ -32,9 +33,7 @@ func TestStartNotesTokens(t *testing.T) {
 		return err
 	}
 	bare := func(n int) claim.Token { return claim.Token{ID: tokenID(n), Service: "web", Consul: "default"} }
-	if err := start("n", bare(1), bare(2)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, start("n", bare(1), bare(2)))
 	view(t, l, func(tx *ReadTx) error {
 		got, err := tx.Token(tokenID(1))
 		want := intent(1, "w")
@@ -84,9 +83,7 @@ func TestStartNotesTokens(t *testing.T) {
 	}
 	again := bare(5)
 	again.Node = "m"
-	if err := start("m", again); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, start("m", again))
 	view(t, l, func(tx *ReadTx) error {
 		all, err := tx.TokensOf(workload("w"))
 		if err != nil || !slices.Equal(ids(all), []string{"01", "02", "05"}) {
