@@ -29,16 +29,7 @@ const (
 )
 
 // Command is one of this package's commands.
-type Command interface {
-	at() time.Time
-	stamp(time.Time)
-	key() string
-	setKey(string)
-	term() uint64
-	setTerm(uint64)
-	sum() []byte
-	setSum([]byte)
-}
+type Command interface{ stamp() *Stamp }
 
 // Stamp is embedded in every command.
 type Stamp struct {
@@ -56,36 +47,22 @@ type Stamp struct {
 	fingerprint []byte // of the entry that the command was decoded from
 }
 
-func (s *Stamp) at() time.Time { return s.At }
-
-func (s *Stamp) stamp(at time.Time) { s.At = at }
-
-func (s *Stamp) key() string { return s.Key }
-
-func (s *Stamp) setKey(key string) { s.Key, s.fingerprint = key, nil }
-
-func (s *Stamp) term() uint64 { return s.Term }
-
-func (s *Stamp) setTerm(term uint64) { s.Term, s.fingerprint = term, nil }
-
-func (s *Stamp) sum() []byte { return s.fingerprint }
-
-func (s *Stamp) setSum(sum []byte) { s.fingerprint = sum }
+func (s *Stamp) stamp() *Stamp { return s }
 
 // SetAt stamps a command with the leader's time.
-func SetAt(c Command, at time.Time) { c.stamp(at) }
+func SetAt(c Command, at time.Time) { c.stamp().At = at }
 
 // At returns the leader's time when it accepted the command.
-func At(c Command) time.Time { return c.at() }
+func At(c Command) time.Time { return c.stamp().At }
 
 // Key returns the command's key; empty: it has none.
-func Key(c Command) string { return c.key() }
+func Key(c Command) string { return c.stamp().Key }
 
 // SetKey sets the key under which a command may be repeated.
-func SetKey(c Command, key string) { c.setKey(key) }
+func SetKey(c Command, key string) { s := c.stamp(); s.Key, s.fingerprint = key, nil }
 
 // Term returns the term in which a leader decided the command; 0: no leader did.
-func Term(c Command) uint64 { return c.term() }
+func Term(c Command) uint64 { return c.stamp().Term }
 
 // SetTerm makes a command the decision of the leader of a term.
-func SetTerm(c Command, term uint64) { c.setTerm(term) }
+func SetTerm(c Command, term uint64) { s := c.stamp(); s.Term, s.fingerprint = term, nil }

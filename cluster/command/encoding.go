@@ -31,7 +31,7 @@ func Encode(c Command) ([]byte, error) {
 		return nil, fmt.Errorf("encode %T: %w: %d bytes, at most %d", c, ErrTooLarge, size, MaxSize)
 	}
 	var stamp uint64
-	if at := c.at(); !at.IsZero() {
+	if at := c.stamp().At; !at.IsZero() {
 		stamp = uint64(at.UnixNano())
 	}
 	return append(binary.BigEndian.AppendUint64([]byte{Level, byte(kind)}, stamp), body...), nil
@@ -39,7 +39,7 @@ func Encode(c Command) ([]byte, error) {
 
 // Fingerprint identifies a command by its kind and its encoded arguments (SHA-256), whatever its time stamp.
 func Fingerprint(c Command) ([]byte, error) {
-	if sum := c.sum(); sum != nil {
+	if sum := c.stamp().fingerprint; sum != nil {
 		return sum, nil
 	}
 	entry, err := Encode(c)
@@ -76,10 +76,10 @@ func Decode(entry []byte) (Command, error) {
 		return nil, fmt.Errorf("%w: %T: %w", ErrMalformed, c, err)
 	}
 	if stamp := binary.BigEndian.Uint64(entry[2:]); stamp != 0 {
-		c.stamp(time.Unix(0, int64(stamp)).UTC())
+		c.stamp().At = time.Unix(0, int64(stamp)).UTC()
 	}
-	if c.key() != "" {
-		c.setSum(fingerprint(entry))
+	if s := c.stamp(); s.Key != "" {
+		s.fingerprint = fingerprint(entry)
 	}
 	return c, nil
 }

@@ -15,7 +15,7 @@ func Kinds() (int, int) { return len(kinds), len(queries) }
 func DecodeAsSent(entry []byte) (Command, error) {
 	c, err := Decode(entry)
 	if err == nil {
-		c.setSum(nil)
+		c.stamp().fingerprint = nil
 	}
 	return c, err
 }
