@@ -22,9 +22,7 @@ func TestBootstrapACLOnce(t *testing.T) {
 	l := open(t)
 	client := management(1)
 	client.Type, client.Policies = acl.Client, []string{"p"}
-	if _, err := l.do(&command.BootstrapACL{Token: client}); !errors.Is(err, claim.ErrInvalid) {
-		t.Errorf("a client token: %v", err)
-	}
+	l.refused("a client token", claim.ErrInvalid, &command.BootstrapACL{Token: client})
 	first := l.must(&command.BootstrapACL{Token: management(1)}).(command.BootstrapACLResult)
 	if first.Token.CreatedAt.IsZero() || first.Token.CreateIndex != l.index {
 		t.Errorf("made %+v", first.Token)
@@ -35,20 +33,14 @@ func TestBootstrapACLOnce(t *testing.T) {
 	if !errors.As(err, &done) || !errors.Is(err, acl.ErrBootstrapped) {
 		t.Fatalf("again: %v", err)
 	}
-	if _, err := l.do(&command.BootstrapACL{Token: management(2), ResetIndex: done.ResetIndex + 1}); !errors.Is(err,
-		acl.ErrBootstrapped) {
-		t.Errorf("with another index: %v", err)
-	}
+	l.refused("with another index", acl.ErrBootstrapped,
+		&command.BootstrapACL{Token: management(2), ResetIndex: done.ResetIndex + 1})
 	l.sameAs(before, "bootstrapped before")
-	if _, err := l.do(&command.BootstrapACL{Token: management(1), ResetIndex: done.ResetIndex}); !errors.Is(err,
-		claim.ErrConflict) {
-		t.Errorf("with the existing token: %v", err)
-	}
+	l.refused("with the existing token", claim.ErrConflict,
+		&command.BootstrapACL{Token: management(1), ResetIndex: done.ResetIndex})
 	l.must(&command.BootstrapACL{Token: management(2), ResetIndex: done.ResetIndex})
-	if _, err := l.do(&command.BootstrapACL{Token: management(3), ResetIndex: done.ResetIndex}); !errors.Is(err,
-		acl.ErrBootstrapped) {
-		t.Errorf("with a used index: %v", err)
-	}
+	l.refused("with a used index", acl.ErrBootstrapped,
+		&command.BootstrapACL{Token: management(3), ResetIndex: done.ResetIndex})
 }
 
 func TestACLWithoutToken(t *testing.T) {
@@ -136,9 +128,7 @@ func TestACLRecords(t *testing.T) {
 		"a path":       {&command.PutACLPolicies{Policies: []acl.Policy{{Name: "../x"}}}, claim.ErrInvalid},
 		"too many":     {&command.PutACLPolicies{Policies: make([]acl.Policy, command.MaxPolicies+1)}, claim.ErrInvalid},
 	} {
-		if _, err := l.do(row.c); !errors.Is(err, row.want) {
-			t.Errorf("%s: %v, want %v", name, err, row.want)
-		}
+		l.refused(name, row.want, row.c)
 	}
 	l.sameAs(before, "refused")
 
@@ -215,12 +205,8 @@ func TestSecretsKeys(t *testing.T) {
 	if string(sealed.SealedSecrets) != "new" || sealed.SecretsKey != "k2" || sealed.ModifyIndex != l.index {
 		t.Errorf("sealed %+v", sealed)
 	}
-	if _, err := l.do(reseal); !errors.Is(err, claim.ErrConflict) {
-		t.Errorf("one that has changed: %v", err)
-	}
-	if _, err := l.do(&command.PutSecretsKey{ID: "k2", Gone: true}); !errors.Is(err, claim.ErrConflict) {
-		t.Errorf("the active key is gone: %v", err)
-	}
+	l.refused("one that has changed", claim.ErrConflict, reseal)
+	l.refused("the active key is gone", claim.ErrConflict, &command.PutSecretsKey{ID: "k2", Gone: true})
 	got := l.must(&command.PutSecretsKey{ID: "k1", Gone: true}).(command.PutSecretsKeyResult).Keys
 	if got.Active != "k2" || len(got.Keys) != 1 || !slices.Equal(got.Removed, []string{"k1"}) {
 		t.Errorf("keys %+v", got)
@@ -233,9 +219,7 @@ func TestSecretsKeys(t *testing.T) {
 	for i := 1; i < claim.MaxSecretsKeys; i++ {
 		l.must(&command.PutSecretsKey{ID: fmt.Sprint("more", i)})
 	}
-	if _, err := l.do(&command.PutSecretsKey{ID: "one-more"}); !errors.Is(err, claim.ErrInvalid) {
-		t.Errorf("too many: %v", err)
-	}
+	l.refused("too many", claim.ErrInvalid, &command.PutSecretsKey{ID: "one-more"})
 }
 
 // When a key is no longer needed, a command that was already on its way must not make it needed again.
@@ -267,9 +251,7 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 			SecretsKey: "k1",
 		}, IfSealed: []byte("unnamed")},
 	} {
-		if _, err := l.do(c); !errors.Is(err, claim.ErrOldKey) {
-			t.Errorf("%s: %v", what, err)
-		}
+		l.refused(what, claim.ErrOldKey, c)
 	}
 	late.SecretsKey = "k2"
 	l.must(&command.RegisterVolume{Volume: late})
@@ -282,9 +264,7 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 	if string(key.Sealed) != "x" || key.SecretsKey != "k2" || string(key.Public) != "{}" {
 		t.Errorf("the signing key is %+v", key)
 	}
-	if _, err := l.do(reseal); !errors.Is(err, claim.ErrConflict) {
-		t.Errorf("re-encrypted with another key: %v", err)
-	}
+	l.refused("re-encrypted with another key", claim.ErrConflict, reseal)
 	if k := l.must(&command.PutSigningKey{Key: claim.SigningKey{
 		ID: "t", Public: []byte("{}"),
 		Sealed: []byte("y"),
@@ -304,9 +284,7 @@ func TestLiveness(t *testing.T) {
 	if got := l.must(&command.PutLiveness{Liveness: promise}).(command.PutLivenessResult); got.Before != promise {
 		t.Errorf("before the second: %+v", got)
 	}
-	if _, err := l.do(&command.PutLiveness{}); !errors.Is(err, claim.ErrInvalid) {
-		t.Errorf("nothing promised: %v", err)
-	}
+	l.refused("nothing promised", claim.ErrInvalid, &command.PutLiveness{})
 	l.sameAs(before, "a second promise, or an error")
 }
 
@@ -319,12 +297,10 @@ func TestAutopilot(t *testing.T) {
 		ServerStabilizationTime: time.Hour,
 	}
 	quorum, off, never := 5, false, time.Duration(0)
-	if _, err := l.do(&command.SetAutopilot{
+	l.refused("a contact within nothing", claim.ErrInvalid, &command.SetAutopilot{
 		Change: claim.AutopilotChange{LastContactThreshold: &never},
 		First:  mine,
-	}); !errors.Is(err, claim.ErrInvalid) {
-		t.Errorf("a contact within nothing: %v", err)
-	}
+	})
 	if a, found, err := autopilotOf(l); err != nil || found {
 		t.Errorf("after a refusal: %+v, %v, %v", a, found, err)
 	}

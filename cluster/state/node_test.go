@@ -202,9 +202,7 @@ func TestNodeDuty(t *testing.T) {
 			t.Errorf("%s of an unknown node: %v", name, err)
 		}
 	}
-	if _, err := l.do(&command.SetNodeStatus{Name: "a", Status: "asleep"}); !errors.Is(err, claim.ErrInvalid) {
-		t.Errorf("an unknown status: %v", err)
-	}
+	l.refused("an unknown status", claim.ErrInvalid, &command.SetNodeStatus{Name: "a", Status: "asleep"})
 }
 
 // TestDownTakesAll releases a node that has more than one command can release, with claims of ended

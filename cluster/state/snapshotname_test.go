@@ -36,9 +36,7 @@ func TestSnapshotNames(t *testing.T) {
 	elsewhere := named("default", "before", "a", "s3")
 	elsewhere.Snapshot.PluginID = "nfs"
 	for name, c := range map[string]*command.PutSnapshot{"another volume": other, "another driver": elsewhere} {
-		if _, err := l.do(c); !errors.Is(err, claim.ErrSnapshotExists) {
-			t.Errorf("%s: %v", name, err)
-		}
+		l.refused(name, claim.ErrSnapshotExists, c)
 	}
 	for _, c := range []*command.PutSnapshot{
 		named("default", "../x", "a", "s"), named("", "x", "a", "s"), named("default", "x", "", "s"),

@@ -43,6 +43,7 @@ type ledger struct {
 
 type fataler interface {
 	Helper()
+	Errorf(string, ...any)
 	Fatalf(string, ...any)
 }
 
@@ -82,6 +83,14 @@ func (l *ledger) must(c command.Command) any {
 		l.t.Fatalf("%T: %v", c, err)
 	}
 	return result
+}
+
+// refused applies a command that must be refused, for a reason.
+func (l *ledger) refused(what string, reason error, c command.Command) {
+	l.t.Helper()
+	if _, err := l.do(c); !errors.Is(err, reason) {
+		l.t.Errorf("%s: %v, want %v", what, err, reason)
+	}
 }
 
 // dump returns every key of the ledger.
@@ -245,10 +254,7 @@ func TestAdvance(t *testing.T) {
 		t.Errorf("forced to %+v", got)
 	}
 	before := l.records()
-	if _, err := l.do(&command.AdvanceClaims{Items: []command.Advance{item(claim.Unpublishing)}}); !errors.Is(err,
-		claim.ErrBackwards) {
-		t.Errorf("backwards: %v", err)
-	}
+	l.refused("backwards", claim.ErrBackwards, &command.AdvanceClaims{Items: []command.Advance{item(claim.Unpublishing)}})
 	l.must(&command.AdvanceClaims{Items: []command.Advance{item(claim.NodeDetached)}})
 	for name, items := range map[string][]command.Advance{
 		"the same twice": {item(claim.Freed), item(claim.Freed)},
@@ -273,9 +279,7 @@ func TestDeregisterByForce(t *testing.T) {
 			Claims: []claim.Claim{wanted("a", claim.MultiNodeMultiWriter, claim.Write)},
 		})
 	}
-	if _, err := l.do(&command.DeregisterVolume{Ref: ref("a")}); !errors.Is(err, claim.ErrVolumeInUse) {
-		t.Fatalf("without force: %v", err)
-	}
+	l.refused("without force", claim.ErrVolumeInUse, &command.DeregisterVolume{Ref: ref("a")})
 	first := l.must(&command.DeregisterVolume{Ref: ref("a"), Force: true}).(command.DeregisterVolumeResult)
 	second := l.must(&command.DeregisterVolume{Ref: ref("a"), Force: true}).(command.DeregisterVolumeResult)
 	if !first.More || second.More || len(first.LeftBehind) != command.MaxItems || len(second.LeftBehind) != 10 {
@@ -287,9 +291,7 @@ func TestDeregisterByForce(t *testing.T) {
 			t.Errorf("%q is left", key)
 		}
 	}
-	if _, err := l.do(&command.DeregisterVolume{Ref: ref("a"), Force: true}); !errors.Is(err, claim.ErrVolumeNotFound) {
-		t.Errorf("once more: %v", err)
-	}
+	l.refused("once more", claim.ErrVolumeNotFound, &command.DeregisterVolume{Ref: ref("a"), Force: true})
 }
 
 func TestOneVolumeIsRegisteredOnce(t *testing.T) {

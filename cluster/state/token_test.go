@@ -200,9 +200,7 @@ func TestTokensStandAlone(t *testing.T) {
 		return nil
 	})
 	many := make([]string, command.MaxItems+1)
-	if _, err := l.do(&command.DeleteTokens{IDs: many}); !errors.Is(err, claim.ErrInvalid) {
-		t.Errorf("too many at once: %v", err)
-	}
+	l.refused("too many at once", claim.ErrInvalid, &command.DeleteTokens{IDs: many})
 	r := l.must(&command.DeleteTokens{IDs: []string{
 		tokenID(0), tokenID(77), tokenID(0),
 		tokenID(2),
@@ -256,16 +254,10 @@ func TestRotationOfTheSigningKey(t *testing.T) {
 	key := func(id string) claim.SigningKey {
 		return claim.SigningKey{ID: id, Public: []byte("{}"), Sealed: []byte("sealed " + id)}
 	}
-	if _, err := l.do(&command.RotateSigningKey{Next: key("new")}); !errors.Is(err, claim.ErrConflict) {
-		t.Errorf("without a key: %v", err)
-	}
+	l.refused("without a key", claim.ErrConflict, &command.RotateSigningKey{Next: key("new")})
 	l.must(&command.PutSigningKey{Key: key("old")})
-	if _, err := l.do(&command.RotateSigningKey{Next: key("old")}); !errors.Is(err, claim.ErrConflict) {
-		t.Errorf("by the same key: %v", err)
-	}
-	if _, err := l.do(&command.RotateSigningKey{Next: key("")}); !errors.Is(err, claim.ErrInvalid) {
-		t.Errorf("by a key of no id: %v", err)
-	}
+	l.refused("by the same key", claim.ErrConflict, &command.RotateSigningKey{Next: key("old")})
+	l.refused("by a key of no id", claim.ErrInvalid, &command.RotateSigningKey{Next: key("")})
 	l.must(&command.RotateSigningKey{Next: key("new")})
 	if r := l.must(&command.RotateSigningKey{Next: key("newer")}).(command.RotateSigningKeyResult).Rotation; r.Key.ID !=
 		"new" || r.Key.CreatedAt.IsZero() || r.Since.IsZero() {

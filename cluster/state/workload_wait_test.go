@@ -49,9 +49,7 @@ func TestAwaitThenStart(t *testing.T) {
 		"on no node":       {await("third", ""), claim.ErrInvalid},
 		"token of waiting": {&command.PutToken{Token: intent(1, "second")}, claim.ErrNotRunning},
 	} {
-		if _, err := l.do(row.c); !errors.Is(err, row.want) {
-			t.Errorf("%s: %v, want %v", name, err, row.want)
-		}
+		l.refused(name, row.want, row.c)
 	}
 	l.sameAs(before, "repeated, or refused")
 
