@@ -6,7 +6,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // TestWithCall repeats a call under the same key. Commands that were applied return the same result again,

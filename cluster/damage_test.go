@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 

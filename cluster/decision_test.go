@@ -7,9 +7,9 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // deciding returns the context of a leader's decisions without its cancellation. A deposed leader may act on

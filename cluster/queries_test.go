@@ -7,8 +7,8 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // Blocking reads return when something that they read changes, and not when something else does.

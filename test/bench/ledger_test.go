@@ -10,10 +10,10 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 const (

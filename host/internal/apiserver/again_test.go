@@ -13,7 +13,6 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
@@ -21,6 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // twice is a leader whose first answer to each call is lost. With here, the agent itself leads.

@@ -22,7 +22,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
@@ -44,6 +43,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 

@@ -4,9 +4,9 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // Of claims that are being released each is counted in its state, and the oldest step is told.

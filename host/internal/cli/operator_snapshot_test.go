@@ -11,9 +11,9 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/backup"
-	"github.com/pannier/pannier/cluster/clustertest"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // SaveSnapshot sends the fake's snapshot, or half of it.

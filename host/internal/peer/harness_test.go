@@ -17,7 +17,6 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
@@ -29,6 +28,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

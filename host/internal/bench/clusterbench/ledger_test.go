@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 const manyClaims = 100_000

@@ -11,7 +11,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
@@ -19,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // claimedOf is the share of the volumes that workloads have claimed.

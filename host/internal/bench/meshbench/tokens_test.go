@@ -14,7 +14,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -22,6 +21,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/clustertest"
 	"github.com/pannier/pannier/test/lib/usage"
 )
 

@@ -21,7 +21,6 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
@@ -31,6 +30,7 @@ import (
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 

@@ -24,13 +24,13 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 

@@ -14,11 +14,11 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -13,9 +13,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -11,9 +11,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // hand has the functions that a Drainer calls. It records the calls, and fails as often as a test wants.

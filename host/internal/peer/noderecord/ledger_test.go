@@ -11,10 +11,10 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -14,10 +14,10 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // memberlist does not wait for a running probe when it is closed.

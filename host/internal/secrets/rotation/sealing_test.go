@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
 // The leader is cut off at each point of a rotation. Another leader finishes the rotation, or knows nothing of it; and

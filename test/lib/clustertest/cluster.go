@@ -1,5 +1,4 @@
-// Package clustertest opens nodes of the ledger for tests: real raft and real
-// files, in a temporary directory. It may be imported by tests only.
+// Package clustertest opens nodes of the ledger for tests: real raft and real files, in a temporary directory.
 package clustertest
 
 import (
