@@ -18,7 +18,6 @@ var ErrUnknownQuery = errcode.Unimplemented.New("unknown query (of a newer versi
 type Query interface {
 	// Blocks returns after which index, and for how long, the answer may be waited for.
 	Blocks() Blocking
-	block(Blocking)
 }
 
 // Blocking is embedded in every query. With a MinIndex the query is answered once what it reads has changed after
@@ -30,11 +29,6 @@ type Blocking struct {
 
 // Blocks returns the blocking of a query.
 func (b *Blocking) Blocks() Blocking { return *b }
-
-func (b *Blocking) block(how Blocking) { *b = how }
-
-// SetBlocking makes a query wait for a change.
-func SetBlocking(q Query, b Blocking) { q.block(b) }
 
 // QueryVolume asks for a volume, with the modes that it is in use with: a claim.Volume, or
 // claim.ErrVolumeNotFound.

@@ -268,9 +268,6 @@ func (d *Discovery) Addr() string {
 	return net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port)))
 }
 
-// Encrypted reports whether gossip is encrypted.
-func (d *Discovery) Encrypted() bool { return d.serf.EncryptionEnabled() }
-
 // SetFormed announces that this server's cluster has been formed. Agents that miss the announcement learn it
 // later.
 func (d *Discovery) SetFormed() {
