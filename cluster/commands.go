@@ -57,8 +57,8 @@ func (c Commands) StartWorkload(ctx context.Context, run claim.Run, claims []cla
 }
 
 // EndRun records that a workload has ended and begins to release its claims. It may be repeated; an unknown workload is
-// no error. A run on another node than run's, or a later one, is kept, and Found is then false; empty fields of run select
-// the present one. If the run has an id, a start of it that arrives later is refused.
+// no error. A run on another node than run's, or a later one, is kept, and Found is then false; empty fields of run
+// select the present one. If the run has an id, a start of it that arrives later is refused.
 func (c Commands) EndRun(ctx context.Context, run claim.Run) (command.EndWorkloadResult, error) {
 	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{
 		Ref: run.Ref, Node: run.Node,

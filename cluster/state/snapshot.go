@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"slices"
 
@@ -15,9 +14,10 @@ import (
 	"github.com/pannier/pannier/cluster/codec"
 )
 
-// A snapshot is a header (magic, version, index of the last applied entry), the records in frames, an end frame,
-// and a checksum of everything before it. It has only the records themselves: index keys are rebuilt, so they may
-// change between versions. A frame is the first byte of the prefix, the length (uvarint) and the record.
+// A snapshot is a header (magic, version, index of the last applied entry), the records in frames, and an end frame. It
+// has only the records themselves: index keys are rebuilt, so they may change between versions. A frame is the first
+// byte of the prefix, the length (uvarint) and the record. Its checksum is with the file: raft's in its store, a
+// backup's in its header.
 const (
 	snapshotMagic   = "PANNIER-LEDGER\n"
 	snapshotVersion = 1
@@ -62,8 +62,7 @@ func (s *Snapshot) Release() {
 
 // Write writes the snapshot out.
 func (s *Snapshot) Write(w io.Writer) error {
-	sum := crc32.New(castagnoli)
-	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 64<<10)
+	out := bufio.NewWriterSize(w, 64<<10)
 	tx := ReadTx{txn: s.txn}
 	index, err := tx.Index()
 	if err != nil {
@@ -86,13 +85,8 @@ func (s *Snapshot) Write(w io.Writer) error {
 	if err := errors.Join(out.WriteByte(frameEnd), out.Flush()); err != nil {
 		return fmt.Errorf("write a snapshot of the ledger: %w", err)
 	}
-	if _, err := w.Write(sum.Sum(nil)); err != nil {
-		return fmt.Errorf("write a snapshot of the ledger: %w", err)
-	}
 	return nil
 }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // ErrBadSnapshot says that the bytes are not a snapshot, or a damaged one.
 var ErrBadSnapshot = errors.New("bad snapshot of the ledger")
@@ -115,7 +109,7 @@ func SnapshotIndex(r io.Reader) (uint64, error) {
 // readSnapshot verifies a snapshot while it passes its records on, and returns its index. A record is valid during
 // the call only.
 func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint64, error) {
-	in := &summed{r: bufio.NewReaderSize(r, 64<<10)}
+	in := bufio.NewReaderSize(r, 64<<10)
 	index, err := SnapshotIndex(in)
 	if err != nil {
 		return 0, err
@@ -127,7 +121,7 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 			return 0, fmt.Errorf("%w: cut off: %w", ErrBadSnapshot, err)
 		}
 		if kind == frameEnd {
-			break
+			return index, nil
 		}
 		size, err := binary.ReadUvarint(in)
 		if err != nil {
@@ -144,32 +138,6 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 			return 0, err
 		}
 	}
-	want := binary.BigEndian.AppendUint32(nil, in.sum)
-	have := make([]byte, len(want))
-	if _, err := io.ReadFull(in.r, have); err != nil || string(have) != string(want) {
-		return 0, fmt.Errorf("%w: the checksum is wrong", ErrBadSnapshot)
-	}
-	return index, nil
-}
-
-// summed computes the checksum of what is read.
-type summed struct {
-	r   *bufio.Reader
-	sum uint32
-}
-
-func (s *summed) Read(p []byte) (int, error) {
-	n, err := s.r.Read(p)
-	s.sum = crc32.Update(s.sum, castagnoli, p[:n])
-	return n, err
-}
-
-func (s *summed) ReadByte() (byte, error) {
-	b, err := s.r.ReadByte()
-	if err == nil {
-		s.sum = crc32.Update(s.sum, castagnoli, []byte{b})
-	}
-	return b, err
 }
 
 // Reindex copies a snapshot and gives it another index, so that it is newer than any ledger that it replaces. Every
@@ -178,8 +146,7 @@ func (s *summed) ReadByte() (byte, error) {
 // Everything is verified: the copy can be restored. It returns the index that the snapshot had. The error is
 // ErrBadSnapshot if it is not a snapshot.
 func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) {
-	sum := crc32.New(castagnoli)
-	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 64<<10)
+	out := bufio.NewWriterSize(w, 64<<10)
 	header := append([]byte(snapshotMagic), snapshotVersion)
 	if _, err := out.Write(binary.BigEndian.AppendUint64(header, index)); err != nil {
 		return 0, fmt.Errorf("copy a snapshot of the ledger: %w", err)
@@ -198,9 +165,6 @@ func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) 
 	})
 	if err == nil {
 		err = errors.Join(out.WriteByte(frameEnd), out.Flush())
-	}
-	if err == nil {
-		_, err = w.Write(sum.Sum(nil))
 	}
 	if err != nil {
 		return 0, fmt.Errorf("copy a snapshot of the ledger: %w", err)

@@ -290,8 +290,8 @@ func TestAThousandNodes(t *testing.T) {
 	}
 }
 
-// No node is missed that changes after the term's beginning: one that is new, one that registers while the tracker still
-// records that it is down, and one that is gone while its lease may stand.
+// No node is missed that changes after the term's beginning: one that is new, one that registers while the tracker
+// still records that it is down, and one that is gone while its lease may stand.
 func TestNodesAreFollowed(t *testing.T) {
 	l := &fakeLedger{Server: clustertest.Start(t)}
 	for _, name := range []string{"a", "b"} {
