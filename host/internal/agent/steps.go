@@ -276,7 +276,7 @@ func (a *agent) layout() mounts.Layout {
 	return mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}
 }
 
-// followSignals takes the configuration over anew on SIGHUP, and reopens the audit log, for log rotation.
+// followSignals takes the configuration over anew on SIGHUP.
 func (a *agent) followSignals(ctx context.Context) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -287,9 +287,6 @@ func (a *agent) followSignals(ctx context.Context) error {
 			case <-ctx.Done():
 				return
 			case <-hangups:
-				if err := a.server.ReopenAudit(); err != nil {
-					a.log.Error("the audit log could not be reopened", "error", err)
-				}
 				_, _ = a.reload(ctx) // it is logged
 			}
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -29,14 +30,8 @@ import (
 // anybody made now would count once ACLs are turned on.
 type aclService struct{ *Server }
 
-func (s aclService) on() error {
-	if s.cfg.ACL != nil {
-		return nil
-	}
-	return connect.NewError(connect.CodeFailedPrecondition,
-		errors.New(
-			"ACLs are off, so there is nothing to manage: write acl { enabled = true } into the configuration of each agent and start it again"))
-}
+var errACLsOff = errcode.FailedPrecondition.New("ACLs are off, so there is nothing to manage: write acl { enabled = true } " +
+	"into the configuration of each agent and start it again")
 
 // resetFile, in a server's data directory, allows another bootstrap.
 const resetFile = "acl-bootstrap-reset"
@@ -46,9 +41,6 @@ const resetFile = "acl-bootstrap-reset"
 func (s aclService) BootstrapACL(ctx context.Context,
 	_ *hostv1.BootstrapACLRequest,
 ) (*hostv1.BootstrapACLResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
 	if c := callerOf(ctx); !c.operates(s.access) {
 		return nil, connect.NewError(connect.CodePermissionDenied,
 			fmt.Errorf("%s may not make the first token: run it as root on a server, or with a certificate of the role cli",
@@ -61,10 +53,7 @@ func (s aclService) BootstrapACL(ctx context.Context,
 	if errors.As(err, &before) {
 		made, err = s.bootstrapAgain(ctx, token, before)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.BootstrapACLResponse{Token: shownACLToken(made), Secret: secret}, nil
+	return &hostv1.BootstrapACLResponse{Token: shownACLToken(made), Secret: secret}, err
 }
 
 // bootstrapAgain makes another first token if an operator has allowed that by a file on this server. The file counts
@@ -97,9 +86,6 @@ func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token,
 func (s aclService) CreateACLToken(ctx context.Context,
 	m *hostv1.CreateACLTokenRequest,
 ) (*hostv1.CreateACLTokenResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
 	secret, token := newToken(callerOf(ctx).call, m.GetName(), cmp.Or(ledger.TokenType(m.GetType()), ledger.Client))
 	token.Policies, token.Roles = notEmpty(m.GetPolicies()), notEmpty(m.GetRoles())
 	if m.GetTtl() != nil {
@@ -117,10 +103,7 @@ func (s aclService) CreateACLToken(ctx context.Context,
 		token = tokens[0]
 	}
 	made, err := s.madeBefore(ctx, token, token, err)
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.CreateACLTokenResponse{Token: shownACLToken(made), Secret: secret}, nil
+	return &hostv1.CreateACLTokenResponse{Token: shownACLToken(made), Secret: secret}, err
 }
 
 // newToken returns a token with a new secret of 130 random bits. All attempts of one forwarded call get the same
@@ -143,11 +126,8 @@ func (s aclService) madeBefore(ctx context.Context, want, made ledger.Token, ref
 	if !errors.Is(refusal, claim.ErrConflict) && !errors.Is(refusal, ledger.ErrBootstrapped) {
 		return made, refusal
 	}
-	var standing ledger.Token
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		standing, err = tx.ACLToken(want.Accessor)
-		return err
-	})
+	standing, err := reading(ctx, s.Server,
+		func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(want.Accessor) })
 	if err != nil || standing.SecretHash != want.SecretHash {
 		return made, refusal
 	}
@@ -158,49 +138,26 @@ func (s aclService) madeBefore(ctx context.Context, want, made ledger.Token, ref
 func (s aclService) GetACLToken(ctx context.Context,
 	req *hostv1.GetACLTokenRequest,
 ) (*hostv1.GetACLTokenResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
-	var token ledger.Token
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		token, err = tx.ACLToken(req.GetAccessor())
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.GetACLTokenResponse{Token: shownACLToken(token)}, nil
+	token, err := reading(ctx, s.Server,
+		func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(req.GetAccessor()) })
+	return &hostv1.GetACLTokenResponse{Token: shownACLToken(token)}, err
 }
 
 // ListACLTokens lists all tokens, the oldest first.
 func (s aclService) ListACLTokens(ctx context.Context,
 	_ *hostv1.ListACLTokensRequest,
 ) (*hostv1.ListACLTokensResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
-	var tokens []ledger.Token
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		tokens, err = tx.ACLTokens()
-		return err
-	})
+	tokens, err := reading(ctx, s.Server, (*state.ReadTx).ACLTokens)
 	slices.SortFunc(tokens, func(a, b ledger.Token) int {
 		return cmp.Or(cmp.Compare(a.CreateIndex, b.CreateIndex), cmp.Compare(a.Accessor, b.Accessor))
 	})
-	resp := &hostv1.ListACLTokensResponse{}
-	for _, t := range tokens {
-		resp.Tokens = append(resp.Tokens, shownACLToken(t))
-	}
-	return resp, err
+	return &hostv1.ListACLTokensResponse{Tokens: each(tokens, shownACLToken)}, err
 }
 
 // DeleteACLToken deletes a token.
 func (s aclService) DeleteACLToken(ctx context.Context,
 	req *hostv1.DeleteACLTokenRequest,
 ) (*hostv1.DeleteACLTokenResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
 	deleted, err := s.cfg.Ledger.DeleteACLTokens(ctx, req.GetAccessor())
 	if err == nil && len(deleted) == 0 {
 		err = fmt.Errorf("%w: no token has the accessor %q", ledger.ErrTokenNotFound, shortened(req.GetAccessor()))
@@ -210,9 +167,6 @@ func (s aclService) DeleteACLToken(ctx context.Context,
 
 // GetACLSelf returns what the caller may do.
 func (s aclService) GetACLSelf(ctx context.Context, _ *hostv1.GetACLSelfRequest) (*hostv1.GetACLSelfResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
 	c := callerOf(ctx)
 	resp := &hostv1.GetACLSelfResponse{Management: c.IsManagement()}
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
@@ -249,9 +203,6 @@ func shownACLToken(t ledger.Token) *hostv1.ACLToken {
 func (s aclService) PutACLPolicy(ctx context.Context,
 	req *hostv1.PutACLPolicyRequest,
 ) (*hostv1.PutACLPolicyResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
 	p := ledger.Policy{Name: req.GetName(), Description: req.GetDescription(), Rules: req.GetRules()}
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -270,45 +221,22 @@ func (s aclService) PutACLPolicy(ctx context.Context,
 func (s aclService) GetACLPolicy(ctx context.Context,
 	req *hostv1.GetACLPolicyRequest,
 ) (*hostv1.GetACLPolicyResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
-	var p ledger.Policy
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		p, err = tx.ACLPolicy(req.GetName())
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.GetACLPolicyResponse{Policy: shownACLPolicy(p)}, nil
+	p, err := reading(ctx, s.Server, func(tx *state.ReadTx) (ledger.Policy, error) { return tx.ACLPolicy(req.GetName()) })
+	return &hostv1.GetACLPolicyResponse{Policy: shownACLPolicy(p)}, err
 }
 
 // ListACLPolicies lists policies by name.
 func (s aclService) ListACLPolicies(ctx context.Context,
 	_ *hostv1.ListACLPoliciesRequest,
 ) (*hostv1.ListACLPoliciesResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
-	resp := &hostv1.ListACLPoliciesResponse{}
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-		all, err := tx.ACLPolicies()
-		for _, p := range all {
-			resp.Policies = append(resp.Policies, shownACLPolicy(p))
-		}
-		return err
-	})
-	return resp, err
+	all, err := reading(ctx, s.Server, (*state.ReadTx).ACLPolicies)
+	return &hostv1.ListACLPoliciesResponse{Policies: each(all, shownACLPolicy)}, err
 }
 
 // DeleteACLPolicy deletes a policy.
 func (s aclService) DeleteACLPolicy(ctx context.Context,
 	req *hostv1.DeleteACLPolicyRequest,
 ) (*hostv1.DeleteACLPolicyResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
 	deleted, err := s.cfg.Ledger.DeleteACLPolicies(ctx, req.GetName())
 	if err == nil && len(deleted) == 0 {
 		err = fmt.Errorf("%w: there is no policy %q", ledger.ErrPolicyNotFound, shortened(req.GetName()))
@@ -318,9 +246,6 @@ func (s aclService) DeleteACLPolicy(ctx context.Context,
 
 // PutACLRole adds a role or replaces its policies.
 func (s aclService) PutACLRole(ctx context.Context, req *hostv1.PutACLRoleRequest) (*hostv1.PutACLRoleResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
 	r := ledger.Role{
 		Name: req.GetName(), Description: req.GetDescription(),
 		Policies: notEmpty(req.GetPolicies()),
@@ -337,45 +262,22 @@ func (s aclService) PutACLRole(ctx context.Context, req *hostv1.PutACLRoleReques
 
 // GetACLRole reads a role.
 func (s aclService) GetACLRole(ctx context.Context, req *hostv1.GetACLRoleRequest) (*hostv1.GetACLRoleResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
-	var r ledger.Role
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		r, err = tx.ACLRole(req.GetName())
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.GetACLRoleResponse{Role: shownACLRole(r)}, nil
+	r, err := reading(ctx, s.Server, func(tx *state.ReadTx) (ledger.Role, error) { return tx.ACLRole(req.GetName()) })
+	return &hostv1.GetACLRoleResponse{Role: shownACLRole(r)}, err
 }
 
 // ListACLRoles lists roles by name.
 func (s aclService) ListACLRoles(ctx context.Context,
 	_ *hostv1.ListACLRolesRequest,
 ) (*hostv1.ListACLRolesResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
-	resp := &hostv1.ListACLRolesResponse{}
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-		all, err := tx.ACLRoles()
-		for _, r := range all {
-			resp.Roles = append(resp.Roles, shownACLRole(r))
-		}
-		return err
-	})
-	return resp, err
+	all, err := reading(ctx, s.Server, (*state.ReadTx).ACLRoles)
+	return &hostv1.ListACLRolesResponse{Roles: each(all, shownACLRole)}, err
 }
 
 // DeleteACLRole deletes a role.
 func (s aclService) DeleteACLRole(ctx context.Context,
 	req *hostv1.DeleteACLRoleRequest,
 ) (*hostv1.DeleteACLRoleResponse, error) {
-	if err := s.on(); err != nil {
-		return nil, err
-	}
 	deleted, err := s.cfg.Ledger.DeleteACLRoles(ctx, req.GetName())
 	if err == nil && len(deleted) == 0 {
 		err = fmt.Errorf("%w: there is no role %q", ledger.ErrRoleNotFound, shortened(req.GetName()))

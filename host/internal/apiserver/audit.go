@@ -160,8 +160,8 @@ func (a *auditLog) rotated() bool {
 	return err != nil || statErr != nil || !os.SameFile(at, is)
 }
 
-// reopen closes the file; the next line opens the path again.
-func (a *auditLog) reopen() error {
+// close closes the file. A further line would open the path again.
+func (a *auditLog) close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.file == nil {
@@ -170,14 +170,6 @@ func (a *auditLog) reopen() error {
 	err := a.file.Close()
 	a.file = nil
 	return err
-}
-
-// ReopenAudit reopens the audit log, as on SIGHUP. Without an audit log it does nothing.
-func (s *Server) ReopenAudit() error {
-	if s.audit == nil {
-		return nil
-	}
-	return s.audit.reopen()
 }
 
 // record writes a call to the audit log, if there is one. err is the result of the call, which is not known when a

@@ -134,12 +134,10 @@ func TestAuditIsRotated(t *testing.T) {
 	call("b")
 	check.NoError(t, os.Remove(path))
 	call("c")
-	check.NoError(t, h.ReopenAudit())
-	call("d")
 	if all, _ := auditLines(t, path+".1"); all[len(all)-1].Subject != "a" || all[0].RPC != "" {
 		t.Errorf("the old file ends with %+v", all[len(all)-1])
 	}
-	if all, _ := auditLines(t, path); len(all) != 2 || all[0].Subject != "c" {
+	if all, _ := auditLines(t, path); len(all) != 1 || all[0].Subject != "c" {
 		t.Errorf("the new file: %+v", all)
 	}
 }
@@ -199,7 +197,8 @@ func TestAuditCannotBeWritten(t *testing.T) {
 func TestForgedAuditLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	evil := "v\n{\"allowed\":true}\x1b[2J\x7f\u009b2J\u202e\u2028"
-	newAuditLog(path, hclog.NewNullLogger()).write(auditEntry{RPC: "VolumeService/GetVolume", Subject: evil, Token: evil}, false)
+	newAuditLog(path, hclog.NewNullLogger()).write(auditEntry{RPC: "VolumeService/GetVolume", Subject: evil, Token: evil},
+		false)
 	all, text := auditLines(t, path)
 	if len(all) != 1 || all[0].Subject != evil || all[0].Token != evil {
 		t.Errorf("got %+v", all)

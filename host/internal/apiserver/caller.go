@@ -172,13 +172,11 @@ func (s *Server) bind(ctx context.Context, c *caller) error {
 	if s.cfg.Ledger == nil {
 		return fmt.Errorf("%s: %w", c.cert, errNodeHere)
 	}
-	return s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-		n, err := tx.Node(c.cert.Name)
-		if c.bound = n.Namespaces; errors.Is(err, claim.ErrNodeNotFound) {
-			return nil
-		}
-		return err
-	})
+	n, err := reading(ctx, s, func(tx *state.ReadTx) (claim.Node, error) { return tx.Node(c.cert.Name) })
+	if c.bound = n.Namespaces; errors.Is(err, claim.ErrNodeNotFound) {
+		return nil
+	}
+	return err
 }
 
 // stillMay repeats admit and the permission check in a long call, since tokens expire and are deleted. If they cannot

@@ -109,11 +109,7 @@ func (s *Server) identify(ctx context.Context, by agents.Asker) (acl.Identity, e
 	}
 	hash := ""
 	if by.Accessor != "" {
-		var token ledger.Token
-		err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-			token, err = tx.ACLToken(by.Accessor)
-			return err
-		})
+		token, err := reading(ctx, s, func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(by.Accessor) })
 		if errors.Is(err, ledger.ErrTokenNotFound) {
 			return acl.Identity{}, acl.ErrUnknownToken
 		}

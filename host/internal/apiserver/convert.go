@@ -56,7 +56,8 @@ func volumeSpec(v claim.Volume, keys []string) *hostv1.VolumeSpec {
 	}
 	if len(v.Topology.Required)+len(v.Topology.Preferred) > 0 {
 		spec.TopologyRequest = &hostv1.TopologyRequest{
-			Required: shownTopologies(v.Topology.Required), Preferred: shownTopologies(v.Topology.Preferred),
+			Required:  each(v.Topology.Required, shownTopology),
+			Preferred: each(v.Topology.Preferred, shownTopology),
 		}
 	}
 	for _, key := range keys {
@@ -84,20 +85,12 @@ func mountOptions(o *hostv1.MountOptions) claim.MountOptions {
 	return claim.MountOptions{FSType: o.GetFsType(), Flags: notEmpty(o.GetMountFlags()), Group: o.GetVolumeMountGroup()}
 }
 
-func shownTopologies(all []claim.Topology) []*hostv1.Topology {
-	var out []*hostv1.Topology
-	for _, t := range all {
-		out = append(out, &hostv1.Topology{Segments: maps.Clone(t.Segments)})
-	}
-	return out
+func shownTopology(t claim.Topology) *hostv1.Topology {
+	return &hostv1.Topology{Segments: maps.Clone(t.Segments)}
 }
 
-func topologies(all []*hostv1.Topology) []claim.Topology {
-	var out []claim.Topology
-	for _, t := range all {
-		out = append(out, claim.Topology{Segments: maps.Clone(t.GetSegments())})
-	}
-	return out
+func topology(t *hostv1.Topology) claim.Topology {
+	return claim.Topology{Segments: maps.Clone(t.GetSegments())}
 }
 
 func shownClaim(c claim.Claim) *hostv1.Claim {
@@ -109,10 +102,10 @@ func shownClaim(c claim.Claim) *hostv1.Claim {
 	}
 }
 
-func shownClaims(all []claim.Claim) []*hostv1.Claim {
-	var out []*hostv1.Claim
-	for _, c := range all {
-		out = append(out, shownClaim(c))
+// each converts the elements of a list.
+func each[From, To any](list []From, convert func(From) To) (out []To) {
+	for _, one := range list {
+		out = append(out, convert(one))
 	}
 	return out
 }

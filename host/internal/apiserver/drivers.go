@@ -118,10 +118,8 @@ func (s *Server) shownDriver(ctx context.Context, id string) (*hostv1.Driver, er
 	}
 	var known claim.Driver
 	if s.ledgerHere() {
-		err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-			known, err = tx.Driver(id)
-			return err
-		})
+		var err error
+		known, err = reading(ctx, s, func(tx *state.ReadTx) (claim.Driver, error) { return tx.Driver(id) })
 		if err != nil && !errors.Is(err, claim.ErrDriverNotFound) {
 			return nil, err
 		}
@@ -162,15 +160,12 @@ func driverOnNode(node string, d claim.NodeDriver) *hostv1.DriverOnNode {
 func (s *Server) shownDrivers(ctx context.Context) ([]*hostv1.Driver, error) {
 	known := map[string]claim.Driver{}
 	if s.ledgerHere() {
-		err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-			all, err := tx.Drivers()
-			for _, d := range all {
-				known[d.ID] = d
-			}
-			return err
-		})
+		all, err := reading(ctx, s, (*state.ReadTx).Drivers)
 		if err != nil {
 			return nil, err
+		}
+		for _, d := range all {
+			known[d.ID] = d
 		}
 	}
 	var out []*hostv1.Driver
@@ -190,12 +185,8 @@ func (s *Server) shownDrivers(ctx context.Context) ([]*hostv1.Driver, error) {
 // elsewhere reports whether another node has the driver. The ledger's entry for this node is ignored: it may be older
 // than the registry's, or kept until garbage collection.
 func (s *Server) elsewhere(d claim.Driver) bool {
-	for node := range d.Nodes {
-		if node != s.cfg.Name {
-			return true
-		}
-	}
-	return false
+	_, here := d.Nodes[s.cfg.Name]
+	return len(d.Nodes) > 1 || !here && len(d.Nodes) == 1
 }
 
 // mergedDriver returns a driver as this node has it, if it does, with the counts of all nodes.

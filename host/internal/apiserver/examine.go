@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -28,10 +29,9 @@ var errExamines = errcode.Unavailable.New("other examinations of this host took 
 
 // examinations are made one at a time.
 type examinations struct {
-	turn chan struct{} // has a value while one is made
-
-	mu  sync.Mutex
-	all map[rights]*examination
+	turn chan struct{} // has a value while one is made, or looked for
+	// made are those that are an answer still, by whose they are.
+	made map[rights]*hostv1.ExamineResponse
 	// unended are the checks that hang (doctor.Patient).
 	unended sync.Map
 }
@@ -42,104 +42,52 @@ type rights struct {
 	root                          bool
 }
 
-// examination is one that is made, or was. Its fields are set when done is closed.
-type examination struct {
-	done  chan struct{}
-	began time.Time
-	ended time.Time
-	found []doctor.Finding
-	err   error
-}
-
-// fresh says that the findings are an answer for a caller of now.
-func (e *examination) fresh() bool {
-	select {
-	case <-e.done:
-		return e.err == nil && time.Since(e.ended) < examineKept
-	default:
-		return true
-	}
-}
-
-// Examine makes the checks of pannier doctor.
+// Examine makes the checks of pannier doctor, unless they were just made for such a caller.
 func (s agentService) Examine(ctx context.Context, req *hostv1.ExamineRequest) (*hostv1.ExamineResponse, error) {
+	c := callerOf(ctx)
 	if node := req.GetNode(); s.isOther(node) {
-		if callerOf(ctx).bound != nil {
+		if c.bound != nil {
 			return nil, fmt.Errorf("examine node %q: %w", shortened(node), errBoundNode)
 		}
 		return askNode(ctx, s.Server, req, node, examinePatience+nodePatience, nodeClients.Examine)
 	}
-	e, err := s.examine(ctx, secretOf(ctx))
-	if err != nil {
-		return nil, err
-	}
+	x := &s.examinations
 	select {
-	case <-e.done:
+	case x.turn <- struct{}{}:
+		defer func() { <-x.turn }()
+	case <-time.After(examinePatience):
+		return nil, errExamines
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, context.Cause(ctx)
 	}
-	if e.err != nil {
-		return nil, e.err
-	}
-	resp := &hostv1.ExamineResponse{Node: s.cfg.Name, At: timestamp(e.began)}
-	for _, f := range e.found {
-		resp.Findings = append(resp.Findings, &hostv1.Finding{
-			Check: f.Check, Status: string(f.Status), Why: f.Why, Command: f.Command, Subject: f.Subject,
-		})
-	}
-	return resp, nil
-}
-
-// examine returns the examination for a caller, and begins it if there is none. It goes on if its first caller leaves.
-func (s *Server) examine(ctx context.Context, secret string) (*examination, error) {
-	c := callerOf(ctx)
+	maps.DeleteFunc(x.made, func(_ rights, r *hostv1.ExamineResponse) bool {
+		return time.Since(r.GetAt().AsTime()) > examineKept
+	})
 	who := rights{accessor: c.Accessor, plugin: c.plugin, root: c.isRoot(s.access)}
 	if c.cert != nil {
 		who.certificate = c.cert.String()
 	}
-	x := &s.examinations
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if e := x.all[who]; e != nil && e.fresh() {
-		return e, nil
+	if made := x.made[who]; made != nil {
+		return made, nil
 	}
-	leave, ok := s.doors.enter()
-	if !ok {
-		return nil, errStopping
+	checking, cancel := context.WithTimeout(ctx, examinePatience)
+	defer cancel()
+	p := s.cfg.Patient()
+	p.Client, p.Unended = s.asCaller(secretOf(ctx)), &x.unended
+	found, err := doctor.Examine(checking, p)
+	if err == nil {
+		err = context.Cause(ctx) // of a caller who left, the checks are not complete
 	}
-	for other, e := range x.all {
-		if !e.fresh() {
-			delete(x.all, other)
-		}
+	if err != nil {
+		return nil, err
 	}
-	e := &examination{done: make(chan struct{})}
-	x.all[who] = e
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(s.closing, cancel) //nolint:contextcheck // the server's closing, besides the first caller's context
-	go func() {
-		defer leave()
-		defer cancel()
-		defer stop()
-		defer close(e.done)
-		select {
-		case x.turn <- struct{}{}:
-			defer func() { <-x.turn }()
-		case <-time.After(examinePatience):
-			e.err = errExamines
-			return
-		case <-ctx.Done():
-			e.err = errStopping
-			return
-		}
-		ctx, cancel := context.WithTimeout(ctx, examinePatience)
-		defer cancel()
-		e.began = time.Now()
-		p := s.cfg.Patient()
-		p.Client, p.Unended = s.asCaller(secret), &x.unended
-		e.found, e.err = doctor.Examine(ctx, p)
-		e.ended = time.Now()
-	}()
-	return e, nil
+	x.made[who] = &hostv1.ExamineResponse{Node: s.cfg.Name, At: timestamp(time.Now())}
+	for _, f := range found {
+		x.made[who].Findings = append(x.made[who].Findings, &hostv1.Finding{
+			Check: f.Check, Status: string(f.Status), Why: f.Why, Command: f.Command, Subject: f.Subject,
+		})
+	}
+	return x.made[who], nil
 }
 
 // asCaller returns a client whose calls this server answers as if their caller had made them: the one in their context,

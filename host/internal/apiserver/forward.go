@@ -189,7 +189,7 @@ func answer(w http.ResponseWriter, r *http.Request, call string, method protoref
 		here.ServeHTTP(w, r)
 		return true
 	}
-	here.ServeHTTP(attemptWriter{w, a}, r)
+	here.ServeHTTP(&undecided{ResponseWriter: w, leave: func() bool { return a.deposed }}, r)
 	if a.deposed {
 		clear(w.Header())
 	}
@@ -210,25 +210,6 @@ func attemptOf(ctx context.Context) *attempt {
 		return a
 	}
 	return &attempt{}
-}
-
-// attemptWriter discards the answer if the agent was deposed, which is known before the first byte.
-type attemptWriter struct {
-	http.ResponseWriter
-	of *attempt
-}
-
-func (w attemptWriter) WriteHeader(code int) {
-	if !w.of.deposed {
-		w.ResponseWriter.WriteHeader(code)
-	}
-}
-
-func (w attemptWriter) Write(p []byte) (int, error) {
-	if w.of.deposed {
-		return len(p), nil
-	}
-	return w.ResponseWriter.Write(p)
 }
 
 // callerName names the caller of a request, for the agent that it is forwarded to.

@@ -25,7 +25,8 @@ func (s *Server) ServePlugin(w http.ResponseWriter, r *http.Request, plugin, sec
 	defer leave()
 	ctx, cancel := context.WithCancelCause(context.WithValue(r.Context(), pluginKey{}, plugin))
 	defer cancel(nil)
-	defer context.AfterFunc(s.running, func() { cancel(errStopping) })() //nolint:contextcheck // Close's, besides the request's
+	defer context.AfterFunc(s.running,
+		func() { cancel(errStopping) })() //nolint:contextcheck // Close's, besides the request's
 	r = r.Clone(ctx)
 	for _, agents := range []string{forwardedHeader, callHeader} {
 		r.Header.Del(agents)
@@ -80,6 +81,6 @@ func (f *inFlight) close(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("requests of plugins, or an examination, have not ended: %w", ctx.Err())
+		return fmt.Errorf("requests of plugins have not ended: %w", ctx.Err())
 	}
 }

@@ -64,8 +64,8 @@ func (s *Server) handOver(next http.Handler) http.Handler {
 	})
 }
 
-// undecided is an answer that is not sent if its request is left to the next program, which is decided before the first
-// byte.
+// undecided is an answer that is not sent if its request is left to another server or program, which is decided before
+// the first byte.
 type undecided struct {
 	http.ResponseWriter
 	leave         func() bool

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -159,13 +160,26 @@ func (s *Server) services() http.Handler {
 	mux.Handle(hostv1connect.NewPluginServiceHandler(pluginService{s}, options))
 	mux.Handle(hostv1connect.NewTokenServiceHandler(tokenService{s}, options))
 	mux.Handle(hostv1connect.NewAgentServiceHandler(agentService{s}, options))
-	mux.Handle(hostv1connect.NewACLServiceHandler(aclService{s}, options))
+	mux.Handle(hostv1connect.NewACLServiceHandler(aclService{s}, options, onlyIf(s.cfg.ACL != nil, errACLsOff)))
 	mux.Handle(hostv1connect.NewNodeServiceHandler(nodeService{s}, options))
-	mux.Handle(hostv1connect.NewMemberServiceHandler(memberService{s}, options))
+	mux.Handle(hostv1connect.NewMemberServiceHandler(memberService{s}, options,
+		onlyIf(s.cfg.Discovery != nil, errAlone, hostv1connect.MemberServiceListMembersProcedure)))
 	mux.Handle(hostv1connect.NewOperatorServiceHandler(operatorService{s}, options))
 	mux.Handle(hostv1connect.NewSecretsServiceHandler(secretsService{s}, options))
 	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
 	return mux
+}
+
+// onlyIf refuses a service's calls, but some, where they are not possible.
+func onlyIf(possible bool, otherwise error, always ...string) connect.HandlerOption {
+	return connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+			if !possible && !slices.Contains(always, req.Spec().Procedure) {
+				return nil, otherwise
+			}
+			return next(ctx, req)
+		}
+	}))
 }
 
 // publicHandler returns what everybody may read, for plain HTTP.

@@ -36,13 +36,6 @@ var (
 // memberService serves pannier.host.v1.MemberService.
 type memberService struct{ *Server }
 
-func (s memberService) discovery() (Discovery, error) {
-	if s.cfg.Discovery == nil {
-		return nil, errAlone
-	}
-	return s.cfg.Discovery, nil
-}
-
 // ListMembers lists the agents that this one knows. A host that is in no cluster lists itself.
 func (s memberService) ListMembers(context.Context, *hostv1.ListMembersRequest) (*hostv1.ListMembersResponse, error) {
 	leader := s.leaderName()
@@ -78,14 +71,10 @@ func (s *Server) leaderName() string {
 func (s memberService) JoinMembers(_ context.Context,
 	req *hostv1.JoinMembersRequest,
 ) (*hostv1.JoinMembersResponse, error) {
-	d, err := s.discovery()
-	if err != nil {
-		return nil, err
-	}
 	if len(req.GetAddresses()) == 0 {
 		return nil, invalid("join", "addresses", "are missing: at which host:port is another agent?")
 	}
-	n, err := d.Join(req.GetAddresses()...)
+	n, err := s.cfg.Discovery.Join(req.GetAddresses()...)
 	if n == 0 && err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
@@ -96,26 +85,16 @@ func (s memberService) JoinMembers(_ context.Context,
 func (s memberService) ForceLeave(_ context.Context,
 	req *hostv1.ForceLeaveRequest,
 ) (*hostv1.ForceLeaveResponse, error) {
-	d, err := s.discovery()
-	if err != nil {
-		return nil, err
+	if m, _ := s.cfg.Discovery.Member(req.GetName()); m.Status == discovery.Alive {
+		return nil, fmt.Errorf("force %q to leave: %w: it would be back at once; on it: pannier agent leave", m.Name,
+			errAlive)
 	}
-	for _, m := range d.Members() {
-		if m.Name == req.GetName() && m.Status == discovery.Alive {
-			return nil, fmt.Errorf("force %q to leave: %w: it would be back at once; on it: pannier agent leave", m.Name,
-				errAlive)
-		}
-	}
-	return &hostv1.ForceLeaveResponse{}, d.ForceLeave(req.GetName(), req.GetPrune())
+	return &hostv1.ForceLeaveResponse{}, s.cfg.Discovery.ForceLeave(req.GetName(), req.GetPrune())
 }
 
 // Leave makes this agent leave the cluster for good and stop. A leader transfers its leadership first, and a server
 // waits until it is removed from raft.
 func (s memberService) Leave(ctx context.Context, _ *hostv1.LeaveRequest) (*hostv1.LeaveResponse, error) {
-	d, err := s.discovery()
-	if err != nil {
-		return nil, err
-	}
 	doing := fmt.Sprintf("let %q leave the cluster", s.cfg.Name)
 	for _, w := range s.cfg.Workloads.List() {
 		if len(w.Spec.Volumes) > 0 && w.State != workload.Stopped && w.State != workload.Failed {
@@ -126,7 +105,7 @@ func (s memberService) Leave(ctx context.Context, _ *hostv1.LeaveRequest) (*host
 	// A plain node has nothing to hand over.
 	leave := func(_ context.Context, leave func() error) error { return leave() }
 	if s.cfg.Raft != nil {
-		others := slices.ContainsFunc(d.Members(), func(m discovery.Member) bool {
+		others := slices.ContainsFunc(s.cfg.Discovery.Members(), func(m discovery.Member) bool {
 			return m.Name != s.cfg.Name && m.Role == discovery.Server && m.Status == discovery.Alive
 		})
 		if !others {
@@ -135,7 +114,7 @@ func (s memberService) Leave(ctx context.Context, _ *hostv1.LeaveRequest) (*host
 		}
 		leave = s.cfg.Raft.Leave
 	}
-	if err := leave(ctx, d.Leave); err != nil {
+	if err := leave(ctx, s.cfg.Discovery.Leave); err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
 	s.cfg.Stop(false)
@@ -144,11 +123,7 @@ func (s memberService) Leave(ctx context.Context, _ *hostv1.LeaveRequest) (*host
 
 // ListKeys lists the ids of the keys that encrypt gossip.
 func (s memberService) ListKeys(context.Context, *hostv1.ListKeysRequest) (*hostv1.ListKeysResponse, error) {
-	d, err := s.discovery()
-	if err != nil {
-		return nil, err
-	}
-	keys, err := d.ListKeys()
+	keys, err := s.cfg.Discovery.ListKeys()
 	if errors.Is(err, discovery.ErrNotEncrypted) {
 		return nil, err
 	}
@@ -157,14 +132,10 @@ func (s memberService) ListKeys(context.Context, *hostv1.ListKeysRequest) (*host
 		resp.Problem = err.Error()
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys.Keys)) {
-		resp.Keys = append(resp.Keys, &hostv1.GossipKey{
-			Id: keyID(key), Agents: int32(keys.Keys[key]),
-			Primary: int32(keys.Primary[key]),
-		})
+		resp.Keys = append(resp.Keys,
+			&hostv1.GossipKey{Id: keyID(key), Agents: int32(keys.Keys[key]), Primary: int32(keys.Primary[key])})
 	}
-	slices.SortFunc(resp.Keys, func(a,
-		b *hostv1.GossipKey,
-	) int {
+	slices.SortFunc(resp.Keys, func(a, b *hostv1.GossipKey) int {
 		return cmp.Or(int(b.Primary-a.Primary), cmp.Compare(a.Id, b.Id))
 	})
 	return resp, nil
@@ -172,16 +143,12 @@ func (s memberService) ListKeys(context.Context, *hostv1.ListKeysRequest) (*host
 
 // AddKey gives every agent another key to decrypt with.
 func (s memberService) AddKey(_ context.Context, req *hostv1.AddKeyRequest) (*hostv1.AddKeyResponse, error) {
-	d, err := s.discovery()
-	if err != nil {
-		return nil, err
-	}
 	key := req.GetKey()
 	if raw, err := base64.StdEncoding.DecodeString(key); err != nil || !slices.Contains([]int{16, 24, 32}, len(raw)) {
 		return nil, invalid("gossip key", "key",
 			"must be 16, 24 or 32 bytes in base64, such as of: head -c 32 /dev/urandom | base64")
 	}
-	_, err = d.InstallKey(key)
+	_, err := s.cfg.Discovery.InstallKey(key)
 	return &hostv1.AddKeyResponse{Id: keyID(key)}, err
 }
 
@@ -199,14 +166,10 @@ func (s memberService) RemoveKey(_ context.Context, req *hostv1.RemoveKeyRequest
 
 // withKey finds a key by its id and passes it to do. Errors contain the id only.
 func (s memberService) withKey(id string, do func(d Discovery, key string) (discovery.Keys, error)) error {
-	d, err := s.discovery()
-	if err != nil {
-		return err
-	}
-	keys, err := d.ListKeys()
+	keys, err := s.cfg.Discovery.ListKeys()
 	for key := range keys.Keys {
 		if keyID(key) == id {
-			_, err := do(d, key)
+			_, err := do(s.cfg.Discovery, key)
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,7 +28,10 @@ func (g *gossip) Members() []discovery.Member {
 	}
 }
 
-func (g *gossip) Member(string) (discovery.Member, bool) { return discovery.Member{}, false }
+func (g *gossip) Member(name string) (discovery.Member, bool) {
+	n := slices.IndexFunc(g.Members(), func(m discovery.Member) bool { return m.Name == name })
+	return g.Members()[max(n, 0)], n >= 0
+}
 
 func (g *gossip) note(what string) error { g.did = append(g.did, what); return nil }
 

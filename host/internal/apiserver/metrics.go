@@ -62,16 +62,8 @@ func (s *Server) register() error {
 		if err := s.cfg.Metrics.Register(c); err != nil {
 			return fmt.Errorf("register the metrics: %w", err)
 		}
-		s.collectors = append(s.collectors, c)
 	}
 	return nil
-}
-
-func (s *Server) unregister() {
-	for _, c := range s.collectors {
-		s.cfg.Metrics.Unregister(c)
-	}
-	s.collectors = nil
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -113,15 +105,8 @@ const collectTimeout = 5 * time.Second
 // collector reads the host's state when it is scraped.
 type collector struct{ *Server }
 
-func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		volumesDesc, claimsDesc, workloadsDesc, releasesDesc, triesDesc, driverDesc, driverRestartsDesc, pluginDesc,
-		pluginRestartsDesc, consulDesc, tokensDesc, leaderDesc, termDesc, toleranceDesc, indexDesc, sizeDesc, nodesDesc,
-		oldestDesc,
-	} {
-		ch <- d
-	}
-}
+// Describe leaves the metrics to be checked with each scrape.
+func (c collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {

@@ -62,11 +62,11 @@ func (s nodeService) GetNode(ctx context.Context, req *hostv1.GetNodeRequest) (*
 				return err
 			}
 			workloads, err := tx.WorkloadsOn(name)
-			resp.Node, resp.Claims = s.shownNode(n, s.members()), shownClaims(claims)
+			resp.Node, resp.Claims = s.shownNode(n, s.members()), each(claims, shownClaim)
 			for _, w := range workloads {
 				resp.Workloads = append(resp.Workloads, &hostv1.NodeWorkload{
-					Namespace: w.Ref.Namespace, Id: w.Ref.ID, Status: string(w.Status), After: refs(w.After), CreatedAt: timestamp(
-						w.CreatedAt),
+					Namespace: w.Ref.Namespace, Id: w.Ref.ID, Status: string(w.Status), After: refs(w.After),
+					CreatedAt: timestamp(w.CreatedAt),
 				})
 			}
 			return err
@@ -80,16 +80,23 @@ func (s nodeService) DrainNode(ctx context.Context, req *hostv1.DrainNodeRequest
 	if err != nil {
 		return nil, err
 	}
-	if enable := req.GetEnable(); enable != (node.Drain != nil) {
-		duty := command.SetNodeDuty{Name: node.Name, StopDrain: !enable}
-		if enable {
-			duty.Drain = &claim.Drain{StartedAt: time.Now().UTC(), By: callerOf(ctx).who()}
-		}
-		if node, err = s.cfg.Ledger.SetNodeDuty(ctx, duty); err != nil {
-			return nil, err
-		}
+	enable := req.GetEnable()
+	duty := command.SetNodeDuty{Name: node.Name, StopDrain: !enable}
+	if enable {
+		duty.Drain = &claim.Drain{StartedAt: time.Now().UTC(), By: callerOf(ctx).who()}
 	}
-	return &hostv1.DrainNodeResponse{Node: s.shownNode(node, s.members())}, nil
+	shown, err := s.setDuty(ctx, node, enable != (node.Drain != nil), duty)
+	return &hostv1.DrainNodeResponse{Node: shown}, err
+}
+
+// setDuty changes what a node may and must do, if that is another than it is.
+func (s nodeService) setDuty(ctx context.Context, n claim.Node, another bool, duty command.SetNodeDuty) (_ *hostv1.Node,
+	err error,
+) {
+	if another {
+		n, err = s.cfg.Ledger.SetNodeDuty(ctx, duty)
+	}
+	return s.shownNode(n, s.members()), err
 }
 
 // SetNodeEligibility sets whether a node may start workloads.
@@ -100,13 +107,10 @@ func (s nodeService) SetNodeEligibility(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	if ineligible := !req.GetEligible(); ineligible != node.Ineligible {
-		if node, err = s.cfg.Ledger.SetNodeDuty(ctx,
-			command.SetNodeDuty{Name: node.Name, Ineligible: &ineligible}); err != nil {
-			return nil, err
-		}
-	}
-	return &hostv1.SetNodeEligibilityResponse{Node: s.shownNode(node, s.members())}, nil
+	ineligible := !req.GetEligible()
+	shown, err := s.setDuty(ctx, node, ineligible != node.Ineligible,
+		command.SetNodeDuty{Name: node.Name, Ineligible: &ineligible})
+	return &hostv1.SetNodeEligibilityResponse{Node: shown}, err
 }
 
 // SetNodeNamespaces binds a node to namespaces, or to none.
@@ -120,12 +124,9 @@ func (s nodeService) SetNodeNamespaces(ctx context.Context,
 	bound := append([]string{}, req.GetNamespaces()...) // not nil: the command would leave them as they are
 	slices.Sort(bound)
 	bound = slices.Compact(bound)
-	if !slices.Equal(bound, node.Namespaces) {
-		if node, err = s.cfg.Ledger.SetNodeDuty(ctx, command.SetNodeDuty{Name: node.Name, Namespaces: &bound}); err != nil {
-			return nil, err
-		}
-	}
-	return &hostv1.SetNodeNamespacesResponse{Node: s.shownNode(node, s.members())}, nil
+	shown, err := s.setDuty(ctx, node, !slices.Equal(bound, node.Namespaces),
+		command.SetNodeDuty{Name: node.Name, Namespaces: &bound})
+	return &hostv1.SetNodeNamespacesResponse{Node: shown}, err
 }
 
 // purgeWait bounds how long a forced purge waits for the release of the node's claims.
@@ -154,7 +155,7 @@ func (s nodeService) PurgeNode(ctx context.Context, req *hostv1.PurgeNodeRequest
 		}
 		s.log.Warn("a node was purged by force", "node", node.Name, "by", by, "workloads", len(result.Ended), "claims",
 			len(result.Freed))
-		node, resp.Ended, resp.LetGo = result.Node, refs(result.Ended), shownClaims(result.Freed)
+		node, resp.Ended, resp.LetGo = result.Node, refs(result.Ended), each(result.Freed, shownClaim)
 	}
 	if node.Status == claim.NodeDown { // its workloads have ended
 		err := s.cfg.Services.Forget(ctx, node.Name)
@@ -178,24 +179,19 @@ func (s nodeService) deleteNode(ctx context.Context, n claim.Node, wait bool) er
 	waiting, over := context.WithTimeout(ctx, purgeWait)
 	defer over()
 	for {
-		watching, cancel := context.WithCancel(waiting)
-		changed := s.cfg.Ledger.Watch(watching, state.TopicOnNode(name))
+		changed := s.cfg.Ledger.Watch(waiting, state.TopicOnNode(name))
 		err := s.deleteIdle(ctx, n)
 		switch {
 		case !errors.Is(err, claim.ErrNodeInUse):
-			cancel()
 			return err
 		case !wait:
-			cancel()
 			return fmt.Errorf("%w; when it is down for good: pannier node purge -force %s", err, name)
 		case waiting.Err() != nil:
-			cancel()
 			return fmt.Errorf(
 				"node %q is down in the ledger, and its claims are being released: %w; purge it again to finish (pannier node status %s shows what is left)",
 				name, err, name)
 		}
 		<-changed // closed also when waiting ends
-		cancel()
 	}
 }
 
@@ -299,9 +295,5 @@ func nodeStatus(n claim.Node) claim.NodeStatus {
 
 // refs names workloads as messages do.
 func refs(of []claim.WorkloadRef) []string {
-	var out []string
-	for _, ref := range of {
-		out = append(out, strings.TrimPrefix(ref.Namespace+"/"+ref.ID, "/"))
-	}
-	return out
+	return each(of, func(w claim.WorkloadRef) string { return strings.TrimPrefix(w.Namespace+"/"+w.ID, "/") })
 }

@@ -2,9 +2,9 @@ package apiserver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -24,35 +24,26 @@ type operatorService struct{ *Server }
 // ListPeers lists the servers that take part in raft.
 func (s operatorService) ListPeers(ctx context.Context, _ *hostv1.ListPeersRequest) (*hostv1.ListPeersResponse, error) {
 	peers, err := s.cfg.Raft.Peers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.ListPeersResponse{Peers: shownPeers(peers)}, nil
+	return &hostv1.ListPeersResponse{Peers: each(peers, shownPeer)}, err
 }
 
-func shownPeers(peers []cluster.Peer) []*hostv1.RaftPeer {
-	var out []*hostv1.RaftPeer
-	for _, p := range peers {
-		shown := &hostv1.RaftPeer{
-			Name: p.ID, Address: p.Address, Leader: p.Leader, Voter: p.Voter, Healthy: p.Healthy, LastIndex: p.LastIndex,
-			Version: p.Version,
-		}
-		if p.Answered && p.LastContact >= 0 {
-			shown.LastContact = durationpb.New(p.LastContact)
-		}
-		out = append(out, shown)
+func shownPeer(p cluster.Peer) *hostv1.RaftPeer {
+	shown := &hostv1.RaftPeer{
+		Name: p.ID, Address: p.Address, Leader: p.Leader, Voter: p.Voter, Healthy: p.Healthy, LastIndex: p.LastIndex,
+		Version: p.Version,
 	}
-	return out
+	if p.Answered && p.LastContact >= 0 {
+		shown.LastContact = durationpb.New(p.LastContact)
+	}
+	return shown
 }
 
 // TransferLeadership makes another server lead.
 func (s operatorService) TransferLeadership(ctx context.Context,
 	req *hostv1.TransferLeadershipRequest,
 ) (*hostv1.TransferLeadershipResponse, error) {
-	if err := s.cfg.Raft.TransferLeadership(ctx, req.GetName()); err != nil {
-		return nil, err
-	}
-	return &hostv1.TransferLeadershipResponse{Leader: s.leaderName()}, nil
+	err := s.cfg.Raft.TransferLeadership(ctx, req.GetName())
+	return &hostv1.TransferLeadershipResponse{Leader: s.leaderName()}, err
 }
 
 // RemovePeer removes a server that is gone for good from raft.
@@ -92,10 +83,7 @@ func (s operatorService) SetAutopilot(ctx context.Context,
 		by.MinQuorum = &quorum
 	}
 	now, err := s.cfg.Raft.SetAutopilot(ctx, by)
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.SetAutopilotResponse{Autopilot: shownAutopilot(now)}, nil
+	return &hostv1.SetAutopilotResponse{Autopilot: shownAutopilot(now)}, err
 }
 
 // asDuration returns nil if d is absent. Durations out of range become the longest possible.
@@ -112,16 +100,10 @@ func (s operatorService) AutopilotHealth(ctx context.Context,
 	_ *hostv1.AutopilotHealthRequest,
 ) (*hostv1.AutopilotHealthResponse, error) {
 	peers, err := s.cfg.Raft.Peers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	resp := &hostv1.AutopilotHealthResponse{
-		Healthy: true, Peers: shownPeers(peers), FailureTolerance: int64(failureTolerance(peers)),
-	}
-	for _, p := range peers {
-		resp.Healthy = resp.Healthy && p.Healthy
-	}
-	return resp, nil
+	return &hostv1.AutopilotHealthResponse{
+		Healthy: !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return !p.Healthy }), Peers: each(peers, shownPeer),
+		FailureTolerance: int64(failureTolerance(peers)),
+	}, err
 }
 
 // failureTolerance is how many more voters may fail before there is no majority.
@@ -237,41 +219,26 @@ func snapshotInfo(b cluster.Backup) *hostv1.SnapshotInfo {
 // secretsService serves pannier.host.v1.SecretsService.
 type secretsService struct{ *Server }
 
-// errNoKeys is returned on agents that are no servers.
-var errNoKeys = errors.New("this agent is no server: it has no ledger and no keys")
-
 // GetSecretsStatus lists the keys that encrypt secrets.
 func (s secretsService) GetSecretsStatus(ctx context.Context,
 	_ *hostv1.GetSecretsStatusRequest,
 ) (*hostv1.GetSecretsStatusResponse, error) {
-	if s.cfg.SecretsKeys == nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
-	}
 	status, err := s.cfg.SecretsKeys.Status(ctx)
-	if err != nil {
-		return nil, err
-	}
 	resp := &hostv1.GetSecretsStatusResponse{Problem: status.Problem}
 	for _, k := range status.Keys {
 		resp.Keys = append(resp.Keys, &hostv1.SecretsKey{
 			Id: k.ID, Active: k.ID == status.Active, AddedAt: timestamp(k.AddedAt), Sealed: int64(k.Sealed), Here: k.Here,
 		})
 	}
-	return resp, nil
+	return resp, err
 }
 
 // RotateSecretsKey makes a new key the one that encrypts secrets.
 func (s secretsService) RotateSecretsKey(ctx context.Context,
 	_ *hostv1.RotateSecretsKeyRequest,
 ) (*hostv1.RotateSecretsKeyResponse, error) {
-	if s.cfg.SecretsKeys == nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
-	}
 	id, err := s.cfg.SecretsKeys.Rotate(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.RotateSecretsKeyResponse{Id: id}, nil
+	return &hostv1.RotateSecretsKeyResponse{Id: id}, err
 }
 
 // SigningKeys are the keys that sign JWTs (*tokens.Authority).
@@ -285,33 +252,21 @@ func (s secretsService) GetSigningKeys(ctx context.Context,
 	_ *hostv1.GetSigningKeysRequest,
 ) (*hostv1.GetSigningKeysResponse, error) {
 	keys, err := s.signingKeys(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.GetSigningKeysResponse{Keys: keys}, nil
+	return &hostv1.GetSigningKeysResponse{Keys: keys}, err
 }
 
 // RotateSigningKey begins to replace the key that signs JWTs.
 func (s secretsService) RotateSigningKey(ctx context.Context,
 	_ *hostv1.RotateSigningKeyRequest,
 ) (*hostv1.RotateSigningKeyResponse, error) {
-	if s.cfg.SigningKeys == nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
-	}
 	if err := s.cfg.SigningKeys.RotateKey(ctx); err != nil {
 		return nil, err
 	}
 	keys, err := s.signingKeys(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &hostv1.RotateSigningKeyResponse{Keys: keys}, nil
+	return &hostv1.RotateSigningKeyResponse{Keys: keys}, err
 }
 
 func (s secretsService) signingKeys(ctx context.Context) (*hostv1.SigningKeys, error) {
-	if s.cfg.SigningKeys == nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
-	}
 	is, err := s.cfg.SigningKeys.Keys(ctx)
 	if err != nil {
 		return nil, err
@@ -347,14 +302,11 @@ func (s systemService) CollectGarbage(ctx context.Context,
 		return nil, err
 	}
 	found, err := s.cfg.Watcher.Collect(ctx, req.GetDryRun())
-	if err != nil {
-		return nil, err
-	}
 	resp := &hostv1.CollectGarbageResponse{}
 	for _, g := range found {
 		resp.Garbage = append(resp.Garbage, &hostv1.Garbage{
 			Kind: string(g.Kind), Namespace: g.Namespace, Id: g.ID, Reason: g.Reason, Since: timestamp(g.Since),
 		})
 	}
-	return resp, nil
+	return resp, err
 }

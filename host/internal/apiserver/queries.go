@@ -53,6 +53,15 @@ func (s *Server) read(ctx context.Context, query reader, topics []state.Topic,
 	return meta, err
 }
 
+// reading reads something of the ledger.
+func reading[T any](ctx context.Context, s *Server, of func(tx *state.ReadTx) (T, error)) (got T, err error) {
+	err = s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		got, err = of(tx)
+		return err
+	})
+	return got, err
+}
+
 func waitOf(how *hostv1.ReadOptions) (time.Duration, error) {
 	if how.GetWait() == nil {
 		return defaultWait, nil

@@ -42,6 +42,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/internal/errcode"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -209,7 +210,7 @@ type Server struct {
 	audit  *auditLog // nil: there is none
 	// readers read the metrics.
 	readers *readers
-	// doors are what is served apart from the HTTP servers: requests of plugins, and examinations.
+	// doors are what is served apart from the HTTP servers: requests of plugins.
 	doors        inFlight
 	examinations examinations
 
@@ -220,7 +221,6 @@ type Server struct {
 	api, peers, public *http.Server
 	httpAddress        string
 	serving            sync.WaitGroup
-	collectors         []prometheus.Collector
 	closeOnce          sync.Once
 	closeErr           error
 }
@@ -229,7 +229,7 @@ type Server struct {
 func New(cfg Config) *Server {
 	s := &Server{
 		cfg: cfg, log: cfg.Logger, readers: &readers{from: map[string]int{}},
-		examinations: examinations{turn: make(chan struct{}, 1), all: map[rights]*examination{}},
+		examinations: examinations{turn: make(chan struct{}, 1), made: map[rights]*hostv1.ExamineResponse{}},
 	}
 	if cfg.Sockets == nil {
 		s.cfg.Sockets = handover.NewSockets(nil)
@@ -334,8 +334,9 @@ func (s *Server) Close() error {
 		errs = append(errs, s.doors.close(ctx))
 		s.stopAll(errStopping)
 		s.serving.Wait()
-		s.unregister()
-		errs = append(errs, s.ReopenAudit())
+		if s.audit != nil {
+			errs = append(errs, s.audit.close())
+		}
 		s.closeErr = errors.Join(errs...)
 	})
 	return s.closeErr

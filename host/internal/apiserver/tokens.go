@@ -53,15 +53,9 @@ func (s tokenService) ListTokens(ctx context.Context,
 
 // tokenTopics change with every token: it is recorded when its workload starts, and changes on its node.
 func (s *Server) tokenTopics(ctx context.Context) ([]state.Topic, error) {
-	topics := []state.Topic{state.TopicWorkloads}
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-		all, err := tx.Nodes()
-		for _, n := range all {
-			topics = append(topics, state.TopicTokensOn(n.Name))
-		}
-		return err
-	})
-	return topics, err
+	all, err := reading(ctx, s, (*state.ReadTx).Nodes)
+	topics := each(all, func(n claim.Node) state.Topic { return state.TopicTokensOn(n.Name) })
+	return append(topics, state.TopicWorkloads), err
 }
 
 // SweepTokens revokes the tokens whose workload is gone.

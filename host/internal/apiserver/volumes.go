@@ -177,7 +177,7 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 	shown := &hostv1.Volume{
 		Spec:     volumeSpec(v, s.secretKeys(v)),
 		Capacity: v.Capacity, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
-		Claims: shownClaims(claims), Topologies: shownTopologies(v.Topologies),
+		Claims: each(claims, shownClaim), Topologies: each(v.Topologies, shownTopology),
 		MutableParameters: v.MutableParameters,
 		CreateIndex:       v.CreateIndex, ModifyIndex: v.ModifyIndex,
 		CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(v.ModifiedAt),

@@ -57,8 +57,9 @@ func (s volumeService) RegisterVolume(ctx context.Context,
 		return nil, err
 	}
 	if v.Capacity > 0 && v.CapacityMin > v.Capacity {
-		warnings = append(warnings, fmt.Sprintf("capacity_min is above the volume's capacity, %d bytes, and registering it does "+
-			"not grow it: pannier volume expand does", v.Capacity))
+		warnings = append(warnings,
+			fmt.Sprintf("capacity_min is above the volume's capacity, %d bytes, and registering it does "+
+				"not grow it: pannier volume expand does", v.Capacity))
 	}
 	if v, err = s.put(ctx, v); err != nil {
 		return nil, fmt.Errorf("register volume %q: %w", v.VolumeRef, err)
@@ -252,8 +253,8 @@ func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 		CloneID: spec.GetCloneId(), SnapshotID: spec.GetSnapshotId(),
 		MountOptions: mountOptions(spec.GetMountOptions()),
 		Topology: claim.TopologyRequest{
-			Required: topologies(spec.GetTopologyRequest().GetRequired()), Preferred: topologies(
-				spec.GetTopologyRequest().GetPreferred()),
+			Required:  each(spec.GetTopologyRequest().GetRequired(), topology),
+			Preferred: each(spec.GetTopologyRequest().GetPreferred(), topology),
 		},
 		Parameters: maps.Clone(spec.GetParameters()), Context: maps.Clone(spec.GetContext()),
 	}
@@ -363,7 +364,7 @@ func (s volumeService) DeregisterVolume(ctx context.Context,
 		return nil, err
 	}
 	s.volumeEvent("deregistered", result.Volume)
-	return &hostv1.DeregisterVolumeResponse{LeftBehind: shownClaims(result.LeftBehind)}, nil
+	return &hostv1.DeregisterVolumeResponse{LeftBehind: each(result.LeftBehind, shownClaim)}, nil
 }
 
 // DeleteVolume deletes a volume at its driver, then from the ledger. It can be repeated if it was interrupted:
