@@ -38,8 +38,12 @@ server {
 # A plugin of the plugin directory runs without a block too.
 plugin "csi-bridge" {
   args = []
-  user = "" # default: the agent's
+  user = "" # default: the agent's, as for group
   config {}
+
+  version         = "~> 1.2" # default: any
+  keep_versions   = 3        # copies that served, to go back to
+  rollback_window = "30s"    # after a swap, a failure brings back the one before
 }
 
 # Only plugins that this minisign key has signed are run.
@@ -121,6 +125,16 @@ consul {
 plugin "sids" {
   config {
     token_file = "/etc/pannier/sids.token"
+  }
+}
+
+# A front door: where it listens, and what it may do of the API.
+plugin "web" {
+  listen "http" {
+    address = "127.0.0.1:8080" # or unix:// with mode, owner and group
+  }
+  api {
+    policy = "web" # where ACLs are on
   }
 }
 

@@ -10,8 +10,9 @@ workload "report" {
     attachment_mode = "file-system"
     destination     = "/srv/mysql"
     mount_options {
-      fs_type     = "ext4"
-      mount_flags = ["noatime"]
+      fs_type            = "ext4"
+      mount_flags        = ["noatime"]
+      volume_mount_group = "1000" # for drivers that take one
     }
   }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // load writes files with the given names and contents to a temporary directory and reads them.
@@ -320,7 +321,7 @@ func TestBadAgents(t *testing.T) {
 		},
 		"consul twice": {
 			"consul {}\nconsul \"default\" {}",
-			`2: consul "default": a block for "default" is given twice in this file`,
+			`2: consul "default": block given twice in this file`,
 		},
 		"two names": {
 			"consul \"a\" {\n  name = \"b\"\n}",
@@ -403,7 +404,7 @@ func TestBadAgents(t *testing.T) {
 		},
 		"one endpoint for both": {
 			"csi_driver \"d\" {\n  endpoint = \"unix:///s\"\n  controller {\n    endpoint = \"unix:///s\"\n  }\n}",
-			`4: csi_driver "d/controller": endpoint: "unix:///s" is that of csi_driver "d" too`,
+			`4: csi_driver "d": controller: endpoint: "unix:///s" is that of csi_driver "d" too`,
 		},
 		"driver id": {
 			`csi_driver "a/b" {}`,
@@ -479,6 +480,22 @@ func TestBadAgents(t *testing.T) {
 			"plugin \"p\" {\n  config {\n    a = b\n  }\n}",
 			`3: plugin "p": config.a: unknown variable "b"`,
 		},
+		"range": {
+			"ports {\n  min_dynamic_port = 40000\n}",
+			`2: ports: min_dynamic_port: 40000 is above max_dynamic_port, which is 32000`,
+		},
+		"secrets everywhere": {
+			"data_dir = \"/d\"\nsecrets_dir = \"/\"",
+			`2: secrets_dir: "/" would hide "/d": a file system of its own is mounted there; choose another folder`,
+		},
+		"secrets over data": {
+			"data_dir = \"/d/e\"\nsecrets_dir = \"/d\"",
+			`2: secrets_dir: "/d" would hide "/d/e": a file system of its own is mounted there; choose another folder`,
+		},
+		"secrets on plugins": {
+			"plugin_dir = \"/p\"\nsecrets_dir = \"/p\"",
+			`2: secrets_dir: "/p" would hide "/p": a file system of its own is mounted there; choose another folder`,
+		},
 		"no label": {"plugin {}", `1: missing name for plugin: All plugin blocks must have 1 labels (name)`},
 		"syntax": {
 			"ports {",
@@ -552,32 +569,6 @@ func TestOneConsulInJSON(t *testing.T) {
 	}
 }
 
-func TestBadWholes(t *testing.T) {
-	for name, c := range map[string]struct{ src, want string }{
-		"range": {
-			"ports {\n  min_dynamic_port = 40000\n}",
-			`ports: min_dynamic_port: 40000 is above max_dynamic_port, which is 32000`,
-		},
-		"secrets everywhere": {
-			"data_dir = \"/d\"\nsecrets_dir = \"/\"",
-			`secrets_dir: "/" would hide "/d": a file system of its own is mounted there; choose another folder`,
-		},
-		"secrets over data": {
-			"data_dir = \"/d/e\"\nsecrets_dir = \"/d\"",
-			`secrets_dir: "/d" would hide "/d/e": a file system of its own is mounted there; choose another folder`,
-		},
-		"secrets on plugins": {
-			"plugin_dir = \"/p\"\nsecrets_dir = \"/p\"",
-			`secrets_dir: "/p" would hide "/p": a file system of its own is mounted there; choose another folder`,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, _, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
-			wantProblems(t, err, c.want)
-		})
-	}
-}
-
 func TestBadSettingsFromOutside(t *testing.T) {
 	for name, c := range map[string]struct {
 		env  map[string]string
@@ -636,38 +627,37 @@ func TestExamplesParse(t *testing.T) {
 
 // The examples that promise to show every key do so, and so do the reference pages.
 func TestEveryKeyIsShown(t *testing.T) {
-	agent := []fields{
-		rootFields, consulFields, driverFields, controllerFields, portsFields, serverFields, tlsFields, aclFields,
-		auditFields, autopilotFields, encryptionFields, gcFields, signingFields, tracesFields,
-	}
-	workload := []fields{
-		workloadFields, requestFields, deviceFields, networkFields, portFields, serviceFields, checkFields, connectFields,
-		sidecarServiceFields,
-		proxyFields, upstreamFields, gatewayFields, gatewayProxyFields, linkedFields,
-		behindFields, modifierFields, ingressTLSFields, sdsFields,
-	}
-	for _, c := range []struct {
-		keys []fields
-		in   []string // they must show the keys together
-	}{
-		{agent, []string{"examples/agent.hcl", "examples/agent-cluster.hcl"}},
-		{agent, []string{"docs/configuration.md"}},
-		{workload, []string{"examples/workload-full.hcl"}},
-		{workload, []string{"docs/workload-spec.md"}},
+	for read, files := range map[string][]string{
+		"agent":    {"docs/configuration.md", "examples/agent.hcl", "examples/agent-cluster.hcl"},
+		"workload": {"docs/workload-spec.md", "examples/workload-full.hcl"},
 	} {
-		var text []byte
-		for _, file := range c.in {
-			one, err := os.ReadFile("../../../" + file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text = append(text, one...)
-		}
-		for _, f := range c.keys {
+		known := map[string]bool{}
+		opened = func(f fields) {
 			for _, key := range slices.Concat(f.attrs, f.blocks, f.labelled, f.named, f.maps) {
-				if !regexp.MustCompile(`\b` + key + `\b`).Match(text) {
-					t.Errorf("%v does not show %s", c.in, key)
-				}
+				known[key] = true
+			}
+		}
+		var page, examples string
+		for n, file := range files {
+			text := string(check.Must(os.ReadFile("../../../" + file))(t))
+			if n == 0 {
+				page = text
+				continue
+			}
+			examples += text
+			var err error
+			if read == "agent" {
+				_, err = Load(Source{Paths: []string{"../../../" + file}, Environment: environment(nil)})
+			} else {
+				_, err = ReadWorkload("../../../" + file)
+			}
+			check.NoError(t, err)
+		}
+		opened = func(fields) {}
+		for key := range known {
+			shown := regexp.MustCompile(`\b` + key + `\b`)
+			if !shown.MatchString(page) || !shown.MatchString(examples) {
+				t.Errorf("%q of %s is not in all of %q", key, read, files)
 			}
 		}
 	}

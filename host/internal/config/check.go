@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hashicorp/hcl/v2"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
@@ -37,7 +35,7 @@ func (l *loader) complete() {
 		a.Drivers = append(a.Drivers, *d)
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.consuls)) {
-		a.Consuls = append(a.Consuls, l.consuls[name].Consul)
+		a.Consuls = append(a.Consuls, *l.consuls[name])
 	}
 	if a.SecretsDir == "" {
 		a.SecretsDir = filepath.Join(a.DataDir, "secrets")
@@ -48,59 +46,61 @@ func (l *loader) complete() {
 // check validates the values that files, environment and flags share.
 func (l *loader) check() {
 	a := l.agent
-	whole := func(key, format string, args ...any) {
-		l.problems = append(l.problems, Problem{Text: key + ": " + fmt.Sprintf(format, args...)})
-	}
 	if err := claim.CheckID(a.Name); err != nil {
-		whole("name", "%v; set name in the configuration, or -name", err)
+		l.fail("name", "%v; set name in the configuration, or -name", err)
 	}
 	if err := claim.CheckID(a.Datacenter); err != nil {
-		whole("datacenter", "%v", err)
+		l.fail("datacenter", "%v", err)
 	}
 	if _, err := netip.ParseAddr(a.BindAddr); err != nil {
-		whole("bind_addr", "%q is not an IP address", a.BindAddr)
+		l.fail("bind_addr", "%q is not an IP address", a.BindAddr)
 	}
 	if a.HTTPPort < 0 || a.HTTPPort > 65535 {
-		whole("ports: http", "a whole number from 0 to 65535 is required, not %d", a.HTTPPort)
+		l.fail("ports: http", "a whole number from 0 to 65535 is required, not %d", a.HTTPPort)
 	}
 	for _, dir := range []string{a.DataDir, a.PluginDir} {
 		if strings.HasPrefix(dir+"/", strings.TrimSuffix(a.SecretsDir, "/")+"/") {
-			whole("secrets_dir", "%q would hide %q: a file system of its own is mounted there; choose another folder",
+			l.fail("secrets_dir", "%q would hide %q: a file system of its own is mounted there; choose another folder",
 				a.SecretsDir, dir)
 			break
 		}
 	}
 	if a.MinDynamicPort > a.MaxDynamicPort {
-		whole("ports: min_dynamic_port", "%d is above max_dynamic_port, which is %d", a.MinDynamicPort, a.MaxDynamicPort)
+		l.fail("ports: min_dynamic_port", "%d is above max_dynamic_port, which is %d", a.MinDynamicPort, a.MaxDynamicPort)
 	}
 	if !slices.Contains(logLevels, a.LogLevel) {
-		whole("log_level", "%q is not one of %s", a.LogLevel, strings.Join(logLevels, ", "))
+		l.fail("log_level", "%q is not one of %s", a.LogLevel, strings.Join(logLevels, ", "))
 	}
 	if len(a.CredentialsSocket()) > maxSocketPath { // the longer one of the two
-		whole("socket", "%q is longer than a socket's path may be (%d bytes); choose a shorter one", a.Socket,
+		l.fail("socket", "%q is longer than a socket's path may be (%d bytes); choose a shorter one", a.Socket,
 			maxSocketPath-len(a.CredentialsSocket())+len(a.Socket))
 	}
 	for _, c := range a.Consuls {
 		if (c.CertFile == "") != (c.KeyFile == "") {
-			l.problems.add(l.consuls[c.Name].at, "consul %q: cert_file: goes together with key_file; give both or none", c.Name)
+			l.failAt([]string{c.Block() + ": cert_file", "consul: cert_file", c.Block(), "consul"},
+				"%s: cert_file: goes together with key_file; give both or none", c.Block())
 		}
 	}
 	l.checkCluster()
 	l.checkFrontends()
 	used := map[string]string{}
-	check := func(name, endpoint string) {
+	check := func(block, endpoint string) {
+		fail := func(format string, args ...any) {
+			l.failAt([]string{block + ": endpoint", block}, "%s: endpoint: %s", block, fmt.Sprintf(format, args...))
+		}
 		if err := CheckEndpoint(endpoint); err != nil {
-			l.problems.add(l.places[name], "csi_driver %q: endpoint: %v", name, err)
+			fail("%v", err)
 		}
 		if other, taken := used[endpoint]; taken {
-			l.problems.add(l.places[name], "csi_driver %q: endpoint: %q is that of csi_driver %q too", name, endpoint, other)
+			fail("%q is that of %s too", endpoint, other)
 		}
-		used[endpoint] = name
+		used[endpoint] = block
 	}
 	for _, d := range a.Drivers {
-		check(d.ID, d.Endpoint)
+		block := fmt.Sprintf("csi_driver %q", d.ID)
+		check(block, d.Endpoint)
 		if d.Controller != nil {
-			check(apart(d.ID), d.Controller.Endpoint)
+			check(block+": controller", d.Controller.Endpoint)
 		}
 	}
 }
@@ -120,14 +120,14 @@ func CheckEndpoint(endpoint string) error {
 
 // completeCluster fills in defaults that depend on other values.
 func (l *loader) completeCluster() {
-	a, at := l.agent, l.cluster
-	if a.TLS != nil && at.socketRoot == (hcl.Range{}) {
+	a := l.agent
+	if a.TLS != nil && !l.has("acl: socket_root") {
 		a.ACL.SocketRoot = false
 	}
 	for i, text := range a.RetryJoin {
 		address, ok := joinAddress(text)
 		if !ok {
-			l.problems.add(at.join, "retry_join: %q is not HOST or HOST:PORT", text)
+			l.fail("retry_join", "%q is not HOST or HOST:PORT", text)
 			continue
 		}
 		a.RetryJoin[i] = address
@@ -136,18 +136,17 @@ func (l *loader) completeCluster() {
 
 // checkCluster validates the settings of clusters, and those that exclude one another.
 func (l *loader) checkCluster() {
-	a, at := l.agent, l.cluster
+	a := l.agent
 	if err := lease.Check(a.Server.Liveness); err != nil {
-		l.problems.add(at.liveness, "server: %v", err)
+		l.failAt([]string{"server: stop_margin", "server: stop_after", "server: heartbeat_ttl"}, "server: %v", err)
 	}
 	if a.AdvertiseAddr != "" {
 		if ip, err := netip.ParseAddr(a.AdvertiseAddr); err != nil || ip.IsUnspecified() {
-			l.problems.add(at.advertise, "advertise_addr: %q is not the IP address of one host", a.AdvertiseAddr)
+			l.fail("advertise_addr", "%q is not the IP address of one host", a.AdvertiseAddr)
 		}
 	}
 	if n := a.Server.BootstrapExpect; n < 0 || n > claim.MaxServers {
-		l.problems.add(at.expect, "server: bootstrap_expect: a whole number from 0 to %d is required, not %d",
-			claim.MaxServers, n)
+		l.fail("server: bootstrap_expect", "a whole number from 0 to %d is required, not %d", claim.MaxServers, n)
 	}
 	if a.TLS == nil {
 		l.checkAlone()
@@ -158,54 +157,50 @@ func (l *loader) checkCluster() {
 
 // checkAlone refuses settings that only mean something in a cluster, on a host without TLS.
 func (l *loader) checkAlone() {
-	a, at := l.agent, l.cluster
-	const why = "other agents are reached over TLS only: add a tls block with ca_file, cert_file and key_file (pannier tls ca create and pannier tls cert create make them), or leave this out"
-	needs := func(wanted bool, at hcl.Range, key string) {
+	a := l.agent
+	for key, wanted := range map[string]bool{
+		"server: bootstrap_expect": a.Server.BootstrapExpect != 1, "server: enabled": !a.Server.Enabled,
+		"retry_join": len(a.RetryJoin) > 0, "advertise_addr": a.AdvertiseAddr != "", "encrypt": a.Gossip.Key != "",
+		"encrypt_file": a.Gossip.File != "", "autopilot": l.has("autopilot"),
+	} {
 		if wanted {
-			l.problems.add(at, "%s: %s", key, why)
+			l.fail(key, "other agents are reached over TLS only: add a tls block with ca_file, cert_file and key_file (pannier "+
+				"tls ca create and pannier tls cert create make them), or leave this out")
 		}
 	}
-	needs(a.Server.BootstrapExpect != 1, at.expect, "server: bootstrap_expect")
-	needs(!a.Server.Enabled, at.server, "server: enabled")
-	needs(len(a.RetryJoin) > 0, at.join, "retry_join")
-	needs(a.AdvertiseAddr != "", at.advertise, "advertise_addr")
-	needs(a.Gossip != KeySource{}, at.encrypt, "encrypt")
-	needs(at.autopilot != hcl.Range{}, at.autopilot, "autopilot")
 }
 
 // checkTogether refuses settings with which a host with TLS could not be reached, or not reach others.
 func (l *loader) checkTogether() {
-	a, at := l.agent, l.cluster
-	for _, file := range []struct{ key, path string }{
-		{"ca_file", a.TLS.CAFile}, {"cert_file", a.TLS.CertFile}, {"key_file", a.TLS.KeyFile},
-	} {
-		if file.path == "" {
-			l.problems.add(at.tls, "tls: %s: is required: pannier tls ca create and pannier tls cert create make these files",
-				file.key)
+	a := l.agent
+	for key, path := range map[string]string{"ca_file": a.TLS.CAFile, "cert_file": a.TLS.CertFile,
+		"key_file": a.TLS.KeyFile} {
+		if path == "" {
+			l.failAt([]string{"tls"}, "tls: %s: is required: pannier tls ca create and pannier tls cert create make these files",
+				key)
 		}
 	}
-	if a.Gossip == (KeySource{}) && at.encrypt == (hcl.Range{}) {
-		l.problems.add(at.tls, "encrypt_file: is required with a tls block, for without a key anyone can make hosts look dead: "+
-			"%s >gossip.key, and give that file, 0600, to all hosts", howToMakeKey)
+	if a.Gossip == (KeySource{}) {
+		l.failAt([]string{"tls"}, "encrypt_file: is required with a tls block, for without a key anyone can make hosts look "+
+			"dead: %s >gossip.key, and give that file, 0600, to all hosts", howToMakeKey)
 	}
 	if strings.Contains(a.Name, "_") {
-		l.problems.add(at.name, "name: %q may not have _ in a cluster; write - in its place", a.Name)
+		l.fail("name", "%q may not have _ in a cluster; write - in its place", a.Name)
 	}
-	if a.ACL.SocketRoot && at.socketRoot != (hcl.Range{}) {
-		l.problems.add(at.socketRoot,
-			"acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token")
+	if a.ACL.SocketRoot && l.has("acl: socket_root") {
+		l.fail("acl: socket_root", "root of one host would rule the whole cluster; leave it out, and use a token")
 	}
 	if !a.Server.Enabled {
 		if len(a.RetryJoin) == 0 {
-			l.problems.add(at.server,
+			l.failAt([]string{"server: enabled"},
 				"retry_join: is required where server { enabled = false }: name one server of the cluster at least")
 		}
 		if a.Server.BootstrapExpect != 1 {
-			l.problems.add(at.expect, "server: bootstrap_expect: is of servers only; leave it out where enabled = false")
+			l.fail("server: bootstrap_expect", "is of servers only; leave it out where enabled = false")
 		}
 	}
 	if a.Server.Enabled && a.Server.BootstrapExpect == 0 && len(a.RetryJoin) == 0 {
-		l.problems.add(at.expect,
+		l.failAt([]string{"server: bootstrap_expect"},
 			"retry_join: is required where bootstrap_expect = 0: such a server waits until the others add it; name one of them")
 	}
 	l.checkAddresses()
@@ -213,18 +208,18 @@ func (l *loader) checkTogether() {
 
 // checkAddresses refuses addresses that cannot be dialled, and equal ports.
 func (l *loader) checkAddresses() {
-	a, at := l.agent, l.cluster
+	a := l.agent
 	if bind, err := netip.ParseAddr(a.BindAddr); err == nil && a.AdvertiseAddr == "" {
 		switch {
 		case bind.IsUnspecified():
-			l.problems.add(at.bind,
-				"bind_addr: %q is no address that other agents can dial: set advertise_addr to that of this host, or bind_addr itself", a.BindAddr)
+			l.fail("bind_addr", "%q is no address that other agents can dial: set advertise_addr to that of this host, or "+
+				"bind_addr itself", a.BindAddr)
 		case bind.IsLoopback():
 			for _, address := range a.RetryJoin {
 				host, _, _ := net.SplitHostPort(address)
 				if other, err := netip.ParseAddr(host); err == nil && !other.IsLoopback() {
-					l.problems.add(at.join,
-						"retry_join: %s is on another host, and bind_addr is %s, which only this one can dial: set bind_addr to an address of this host", address, a.BindAddr)
+					l.fail("retry_join", "%s is on another host, and bind_addr is %s, which only this one can dial: set bind_addr "+
+						"to an address of this host", address, a.BindAddr)
 					break
 				}
 			}
@@ -236,7 +231,7 @@ func (l *loader) checkAddresses() {
 		number int
 	}{{"http", a.HTTPPort}, {"rpc", a.RPCPort}, {"serf", a.SerfPort}} {
 		if other := used[port.number]; other != "" && port.number != 0 {
-			l.problems.add(at.ports, "ports: %s: %d is that of %s too", port.name, port.number, other)
+			l.failAt([]string{"ports"}, "ports: %s: %d is that of %s too", port.name, port.number, other)
 		}
 		used[port.number] = port.name
 	}

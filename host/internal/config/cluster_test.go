@@ -123,7 +123,7 @@ func TestBadClusters(t *testing.T) {
 		"node without TLS":      {"server {\n  enabled = false\n}", `2: server: enabled: ` + needsTLS},
 		"join without TLS":      {`retry_join = ["a"]`, `1: retry_join: ` + needsTLS},
 		"advertise without TLS": {`advertise_addr = "192.0.2.1"`, `1: advertise_addr: ` + needsTLS},
-		"encrypt without TLS":   {`encrypt_file = "/k"`, `1: encrypt: ` + needsTLS},
+		"encrypt without TLS":   {`encrypt_file = "/k"`, `1: encrypt_file: ` + needsTLS},
 		"autopilot without TLS": {`autopilot {}`, `1: autopilot: ` + needsTLS},
 		"empty TLS": {
 			`tls {}`,

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"regexp"
@@ -20,18 +21,14 @@ var socketName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompil
 
 // frontend reads the blocks of a front door. A later file's listen block replaces an earlier one of its name, and an
 // api block an earlier one.
-func (l *loader) frontend(s *section, p *Plugin, at hcl.Range) {
-	listens, api := s.content.Blocks.OfType("listen"), s.one("api")
-	if len(listens) == 0 && api == nil {
+func (l *loader) frontend(s *section, p *Plugin) {
+	listens := s.content.Blocks.OfType("listen")
+	if len(listens) == 0 && len(s.content.Blocks.OfType("api")) == 0 {
 		return
 	}
 	if p.Frontend == nil {
 		p.Frontend = &Frontend{}
 	}
-	if l.frontends == nil {
-		l.frontends = map[string]hcl.Range{}
-	}
-	l.frontends[p.Name] = at
 	seen := map[string]bool{}
 	for _, block := range listens {
 		name := block.Labels[0]
@@ -51,13 +48,11 @@ func (l *loader) frontend(s *section, p *Plugin, at hcl.Range) {
 	if len(p.Frontend.Sockets) > maxSockets {
 		s.fail("listen", "at most %d are allowed", maxSockets)
 	}
-	if api != nil {
-		in := s.inner(api, fields{attrs: []string{"policy", "token_file"}})
-		p.Frontend.API = &API{}
-		if in.str("policy", &p.Frontend.API.Policy) {
-			in.id("policy", p.Frontend.API.Policy)
-		}
-		in.absolutePath("token_file", &p.Frontend.API.TokenFile)
+	var access API
+	if in := s.block("api", keys{
+		"policy": id(&access.Policy), "token_file": absolutePath(&access.TokenFile),
+	}); in != nil {
+		p.Frontend.API = &access
 		if in.has("policy") && in.has("token_file") {
 			in.fail("policy", "token_file names a token, whose policies count: write one of the two")
 		}
@@ -68,14 +63,12 @@ func (l *loader) frontend(s *section, p *Plugin, at hcl.Range) {
 func (s *section) socket(block *hcl.Block) Socket {
 	in := s.inner(block, fields{attrs: []string{"address", "mode", "owner", "group"}})
 	out := Socket{Name: block.Labels[0], Mode: 0o600}
-	if !in.str("address", &out.Address) {
+	var mode string
+	in.read(keys{"address": &out.Address, "mode": &mode, "owner": &out.Owner, "group": &out.Group})
+	if out.Address == "" {
 		in.fail("address", "is required: an IP address and a port, or unix:// and an absolute path")
 		return out
 	}
-	var mode string
-	isMode := in.str("mode", &mode)
-	in.str("owner", &out.Owner)
-	in.str("group", &out.Group)
 	if !strings.HasPrefix(out.Address, "unix://") {
 		if err := checkTCP(out.Address); err != "" {
 			in.fail("address", "%s", err)
@@ -92,7 +85,7 @@ func (s *section) socket(block *hcl.Block) Socket {
 	} else if err := checkAbsolute(strings.TrimPrefix(out.Address, "unix://")); err != nil {
 		in.fail("address", "%v", err)
 	}
-	if isMode {
+	if in.has("mode") {
 		bits, err := strconv.ParseUint(mode, 8, 32)
 		if err != nil || bits > 0o777 {
 			in.fail("mode", "%q is no mode such as \"0660\"", mode)
@@ -123,9 +116,7 @@ func (l *loader) checkFrontends() {
 		if p.Frontend == nil {
 			continue
 		}
-		fail := func(format string, args ...any) {
-			l.problems.add(l.frontends[p.Name], "plugin %q: "+format, append([]any{p.Name}, args...)...)
-		}
+		fail := func(format string, args ...any) { l.fail(fmt.Sprintf("plugin %q", p.Name), format, args...) }
 		for _, socket := range p.Frontend.Sockets {
 			if other, twice := taken[socket.Address]; twice {
 				fail("listen %q: address: %q is that of plugin %q too", socket.Name, socket.Address, other)

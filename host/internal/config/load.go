@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/hashicorp/hcl/v2"
@@ -58,7 +59,10 @@ func Load(src Source) (*Agent, error) {
 	if exe, err := os.Executable(); err == nil && src.BinDir == "" {
 		src.BinDir = filepath.Dir(exe)
 	}
-	l := &loader{src: src, agent: defaults()}
+	l := &loader{
+		src: src, agent: defaults(), written: map[string]hcl.Range{}, plugins: map[string]*Plugin{},
+		drivers: map[string]*Driver{}, consuls: map[string]*Consul{},
+	}
 	l.agent.source = src
 	env := l.environment()
 	for _, path := range src.Paths {
@@ -83,13 +87,27 @@ type loader struct {
 	roots    []root
 	plugins  map[string]*Plugin
 	drivers  map[string]*Driver
-	consuls  map[string]*consulBlock
+	consuls  map[string]*Consul
 	problems Problems
-	// places are where drivers were declared, for problems found at the end.
-	places map[string]hcl.Range
-	// frontends are where the blocks of front doors are.
-	frontends map[string]hcl.Range
-	cluster   clusterPlaces
+	// written are the places of what the files have, by key (section.written).
+	written map[string]hcl.Range
+}
+
+// has reports whether a key was written.
+func (l *loader) has(key string) bool {
+	_, written := l.written[key]
+	return written
+}
+
+// fail reports a problem with a key.
+func (l *loader) fail(key, format string, args ...any) {
+	l.failAt([]string{key}, "%s: %s", key, fmt.Sprintf(format, args...))
+}
+
+// failAt reports a problem at the first of the places that was written.
+func (l *loader) failAt(places []string, format string, args ...any) {
+	at := slices.IndexFunc(places, l.has)
+	l.problems.add(l.written[places[max(at, 0)]], format, args...)
 }
 
 // root is one parsed file.
@@ -199,10 +217,8 @@ func (l *loader) identity(env Overrides) {
 	for i, r := range l.roots {
 		var ignored Problems
 		sections[i] = open(r.body, "", rootFields, nil, &ignored)
-		sections[i].problems = &l.problems
-		sections[i].str("name", &a.Name)
-		sections[i].str("datacenter", &a.Datacenter)
-		sections[i].file("data_dir", r.dir, &a.DataDir)
+		sections[i].problems, sections[i].written = &l.problems, l.written
+		sections[i].read(keys{"name": &a.Name, "datacenter": &a.Datacenter, "data_dir": file(r.dir, &a.DataDir)})
 	}
 	for _, o := range []Overrides{env, l.src.Flags} {
 		set(&a.Name, o.Name)
@@ -253,16 +269,20 @@ func (l *loader) rest(env Overrides) {
 	sections := make([]*section, len(l.roots))
 	for i, r := range l.roots {
 		s := open(r.body, "", rootFields, l.variables(nil), &l.problems)
-		sections[i] = s
-		s.file("socket", r.dir, &a.Socket)
-		s.str("socket_group", &a.SocketGroup)
-		s.str("bind_addr", &a.BindAddr)
-		s.oneOf("log_level", logLevels, &a.LogLevel)
-		s.oneOf("log_format", []string{"text", "json"}, &a.LogFormat)
-		s.boolean("leave_plugins_on_stop", &a.LeavePluginsOnStop)
-		s.file("secrets_dir", r.dir, &a.SecretsDir)
-		l.ports(s)
-		l.gc(s)
+		s.written, sections[i] = l.written, s
+		s.read(keys{
+			"socket": file(r.dir, &a.Socket), "socket_group": &a.SocketGroup, "bind_addr": &a.BindAddr,
+			"log_level": oneOf(logLevels, &a.LogLevel), "log_format": oneOf([]string{"text", "json"}, &a.LogFormat),
+			"leave_plugins_on_stop": &a.LeavePluginsOnStop, "secrets_dir": file(r.dir, &a.SecretsDir),
+		})
+		s.block("ports", keys{
+			"http": number(0, 65535, &a.HTTPPort), "rpc": number(0, 65535, &a.RPCPort), "serf": number(0, 65535, &a.SerfPort),
+			"min_dynamic_port": number(1, 65535, &a.MinDynamicPort), "max_dynamic_port": number(1, 65535, &a.MaxDynamicPort),
+		})
+		s.block("gc", keys{
+			"interval": &a.GC.Interval, "claim_threshold": &a.GC.ClaimThreshold, "driver_threshold": &a.GC.DriverThreshold,
+			"workload_threshold": &a.GC.WorkloadThreshold, "node_threshold": &a.GC.NodeThreshold,
+		})
 		l.clusterBlocks(s, r.dir)
 		l.pluginBlocks(s)
 		s.pluginSigning(r.dir, &a.PluginSigning)
@@ -344,45 +364,3 @@ func firstThatIs(paths ...string) string {
 }
 
 var logLevels = []string{"trace", "debug", "info", "warn", "error"}
-
-var (
-	portsFields = fields{attrs: []string{"http", "rpc", "serf", "min_dynamic_port", "max_dynamic_port"}}
-	gcFields    = fields{attrs: []string{
-		"interval", "claim_threshold", "driver_threshold", "workload_threshold",
-		"node_threshold",
-	}}
-)
-
-func (l *loader) ports(s *section) {
-	block := s.one("ports")
-	if block == nil {
-		return
-	}
-	l.cluster.ports = block.DefRange
-	in := s.inner(block, portsFields)
-	in.port("http", 0, &l.agent.HTTPPort)
-	in.port("rpc", 0, &l.agent.RPCPort)
-	in.port("serf", 0, &l.agent.SerfPort)
-	in.port("min_dynamic_port", 1, &l.agent.MinDynamicPort)
-	in.port("max_dynamic_port", 1, &l.agent.MaxDynamicPort)
-}
-
-func (s *section) port(name string, lowest int64, dst *int) {
-	port := int64(*dst)
-	s.integer(name, lowest, 65535, &port)
-	*dst = int(port)
-}
-
-func (l *loader) gc(s *section) {
-	block := s.one("gc")
-	if block == nil {
-		return
-	}
-	gc := &l.agent.GC
-	in := s.inner(block, gcFields)
-	in.duration("interval", &gc.Interval)
-	in.duration("claim_threshold", &gc.ClaimThreshold)
-	in.duration("driver_threshold", &gc.DriverThreshold)
-	in.duration("workload_threshold", &gc.WorkloadThreshold)
-	in.duration("node_threshold", &gc.NodeThreshold)
-}

@@ -2,36 +2,28 @@ package config
 
 import (
 	"os"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // nomadBlocks are the keys of the blocks that Nomad has too, by the path of the block.
-var nomadBlocks = map[string]fields{
-	"network":                               networkFields,
-	"network.port":                          portFields,
-	"service":                               serviceFields,
-	"service.weights":                       weightFields,
-	"service.check":                         checkFields,
-	"service.connect":                       connectFields,
-	"service.connect.sidecar_service":       sidecarServiceFields,
-	"service.connect.sidecar_service.proxy": proxyFields,
-	"service.connect.sidecar_service.proxy.upstreams":                  upstreamFields,
-	"service.connect.sidecar_service.proxy.upstreams.mesh_gateway":     meshGatewayFields,
-	"service.connect.sidecar_service.proxy.expose":                     exposeFields,
-	"service.connect.sidecar_service.proxy.expose.path":                exposePathFields,
-	"service.connect.gateway":                                          gatewayFields,
-	"service.connect.gateway.proxy":                                    gatewayProxyFields,
-	"service.connect.gateway.proxy.envoy_gateway_bind_addresses":       bindFields,
-	"service.connect.gateway.ingress":                                  ingressFields,
-	"service.connect.gateway.ingress.tls":                              ingressTLSFields,
-	"service.connect.gateway.ingress.tls.sds":                          sdsFields,
-	"service.connect.gateway.ingress.listener":                         listenerFields,
-	"service.connect.gateway.ingress.listener.service":                 behindFields,
-	"service.connect.gateway.ingress.listener.service.request_headers": modifierFields,
-	"service.connect.gateway.terminating":                              terminatingFields,
-	"service.connect.gateway.terminating.service":                      linkedFields,
+func nomadBlocks() map[string]fields {
+	all := map[string]fields{"network": networkFields, "network.port": portFields}
+	var add func(path string, t reflect.Type)
+	add = func(path string, t reflect.Type) {
+		all[path] = fieldsOf(t)
+		for _, f := range reflect.VisibleFields(t) {
+			if f.Type.Kind() == reflect.Pointer || isBlocks(f.Type) || isLabelled(f.Type) {
+				add(path+"."+keyOf(f), f.Type.Elem())
+			}
+		}
+	}
+	add("service", reflect.TypeFor[service.Service]())
+	return all
 }
 
 // The page's table says why a field of Nomad's is refused, or what to write instead, for each of them and no other.
@@ -67,7 +59,7 @@ func TestPageHasRefusedFields(t *testing.T) {
 			said[path] = true
 		}
 	}
-	for path, f := range nomadBlocks {
+	for path, f := range nomadBlocks() {
 		for key := range f.refused {
 			key := path + "." + key
 			if !said[key] {

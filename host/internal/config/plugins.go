@@ -28,31 +28,32 @@ func (l *loader) pluginBlocks(s *section) {
 			attrs:  []string{"args", "user", "group", "checksum", "version", "rollback_window", "keep_versions"},
 			blocks: []string{"config", "limits", "api"}, labelled: []string{"listen"}, maps: []string{"env"},
 		})
-		if !l.label(in, block, seen) {
+		if !l.label(in, block, name, seen) {
 			continue
-		}
-		if l.plugins == nil {
-			l.plugins = map[string]*Plugin{}
 		}
 		p := l.plugins[name]
 		if p == nil {
 			p = &Plugin{Name: name, RollbackWindow: defaultRollbackWindow, KeepVersions: defaultKeepVersions}
 			l.plugins[name] = p
 		}
-		in.strings("args", &p.Args)
-		in.pluginEnv(p)
-		in.str("user", &p.User)
-		in.str("group", &p.Group)
+		in.read(keys{
+			"args": &p.Args, "user": &p.User, "group": &p.Group, "checksum": checksum(&p.Checksum),
+			"keep_versions": number(minKeepVersions, math.MaxInt32, &p.KeepVersions),
+		})
+		in.environment(&p.Env, func(name string) string {
+			if strings.HasPrefix(name, "PANNIER_") || strings.HasPrefix(name, "PLUGIN_") {
+				return name + ": variables that begin with PANNIER_ or PLUGIN_ are the agent's"
+			}
+			return ""
+		})
 		in.limits(&p.Limits)
-		in.checksum(&p.Checksum)
 		if in.str("version", &p.Version) && p.Version != "" {
 			if _, err := version.NewConstraint(p.Version); err != nil {
 				in.fail("version", "%q is no constraint such as %q", p.Version, "~> 1.2")
 			}
 		}
 		in.durationOrOff("rollback_window", &p.RollbackWindow, true)
-		in.count("keep_versions", minKeepVersions, &p.KeepVersions)
-		l.frontend(in, p, block.DefRange)
+		l.frontend(in, p)
 		config := in.one("config")
 		switch {
 		case config != nil:
@@ -63,36 +64,31 @@ func (l *loader) pluginBlocks(s *section) {
 	}
 }
 
-// pluginEnv reads the variables of a plugin's environment.
-func (s *section) pluginEnv(p *Plugin) {
+// environment reads the variables of a process. refused says why it cannot have one; empty: it can.
+func (s *section) environment(dst *map[string]string, refused func(name string) string) {
 	env := s.texts("env")
 	for name := range env {
-		switch {
-		case !envName().MatchString(name):
+		if why := refused(name); why != "" {
+			s.fail("env", "%s", why)
+		}
+		if !envName().MatchString(name) {
 			s.fail("env", "%q is no name of a variable", name)
-		case strings.HasPrefix(name, "PANNIER_"), strings.HasPrefix(name, "PLUGIN_"):
-			s.fail("env", "%s: variables that begin with PANNIER_ or PLUGIN_ are the agent's", name)
 		}
 	}
 	if env != nil {
-		p.Env = env
+		*dst = env
 	}
 }
 
-var signingFields = fields{attrs: []string{"keys", "require_signature"}}
-
 // pluginSigning reads the plugin_signing block. Relative paths of keys start at dir.
 func (s *section) pluginSigning(dir string, dst *signing.Policy) {
-	block := s.one("plugin_signing")
-	if block == nil {
+	policy, given := signing.Policy{Required: true}, []string(nil)
+	in := s.block("plugin_signing", keys{"require_signature": &policy.Required, "keys": &given})
+	if in == nil {
 		return
 	}
-	in := s.inner(block, signingFields)
-	*dst = signing.Policy{Required: true}
-	in.boolean("require_signature", &dst.Required)
-	var keys []string
-	in.strings("keys", &keys)
-	for _, text := range keys {
+	*dst = policy
+	for _, text := range given {
 		key, err := readSigningKey(dir, text)
 		if err != nil {
 			in.fail("keys", "%v", err)
@@ -100,7 +96,7 @@ func (s *section) pluginSigning(dir string, dst *signing.Policy) {
 		}
 		dst.Keys = append(dst.Keys, key)
 	}
-	if len(keys) == 0 {
+	if len(given) == 0 {
 		in.fail("keys", "names no key: give the line that begins with RW, or the path, of a minisign public key")
 	}
 }
@@ -132,34 +128,32 @@ func readSigningKey(dir, text string) (signing.Key, error) {
 // place is FILE:LINE.
 func place(at hcl.Range) string { return fmt.Sprintf("%s:%d", at.Filename, at.Start.Line) }
 
-// pluginName reads the name of a plugin.
-func (s *section) pluginName(name string, dst *string) {
-	if s.str(name, dst) && *dst != "" {
-		if err := claim.CheckID(*dst); err != nil {
-			s.fail(name, "%v", err)
+// pluginName reads the name of a plugin; empty: the default.
+func pluginName(dst *string) func(*section, string) {
+	return func(s *section, name string) {
+		if s.str(name, dst) && *dst != "" {
+			s.id(name, *dst)
 		}
 	}
 }
 
-func (s *section) checksum(dst *string) {
-	if s.str("checksum", dst) && *dst != "" && !checksumForm().MatchString(*dst) {
-		s.fail("checksum", "%q is not sha256: and 64 hex digits", *dst)
+func checksum(dst *string) func(*section, string) {
+	return func(s *section, name string) {
+		if s.str(name, dst) && *dst != "" && !checksumForm().MatchString(*dst) {
+			s.fail(name, "%q is not sha256: and 64 hex digits", *dst)
+		}
 	}
 }
 
 // limits reads the limits block of a plugin or driver.
 func (s *section) limits(dst *Limits) {
-	block := s.one("limits")
-	if block == nil {
-		return
-	}
-	in := s.inner(block, fields{attrs: []string{"memory", "open_files", "processes"}})
-	in.capacity("memory", &dst.Memory)
-	if in.has("memory") && dst.Memory < minMemory {
+	in := s.block("limits", keys{
+		"memory": capacity(&dst.Memory), "open_files": number(minOpenFiles, math.MaxInt32, &dst.OpenFiles),
+		"processes": number(minProcesses, math.MaxInt32, &dst.Processes),
+	})
+	if in != nil && in.has("memory") && dst.Memory < minMemory {
 		in.fail("memory", "must be at least %s", humanize.IBytes(minMemory))
 	}
-	in.count("open_files", minOpenFiles, &dst.OpenFiles)
-	in.count("processes", minProcesses, &dst.Processes)
 }
 
 // The least that an idle plugin needs.
@@ -175,15 +169,8 @@ const (
 	minKeepVersions = 2
 )
 
-func (s *section) count(name string, lowest int64, dst *int) {
-	n := int64(*dst)
-	s.integer(name, lowest, math.MaxInt32, &n)
-	*dst = int(n)
-}
-
 // label checks a block's name, which may be used once per file.
-func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool {
-	name := block.Labels[0]
+func (l *loader) label(in *section, block *hcl.Block, name string, seen map[string]bool) bool {
 	if err := claim.CheckID(name); err != nil {
 		in.problems.add(block.DefRange, "%s: name %v", in.path, err)
 		return false
@@ -193,7 +180,7 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 		return false
 	}
 	seen[name] = true
-	l.agent.Places[in.path] = place(block.DefRange)
+	l.agent.Places[fmt.Sprintf("%s %q", block.Type, name)] = place(block.DefRange)
 	return true
 }
 
@@ -207,7 +194,8 @@ var (
 		refused: map[string]string{"ephemeral": "write ephemeral_volumes {}"},
 	}
 	controllerFields = fields{
-		attrs: []string{"endpoint", "command", "user", "checksum", "overlap"}, blocks: []string{"limits"}, maps: []string{"env"},
+		attrs: []string{"endpoint", "command", "user", "checksum",
+			"overlap"}, blocks: []string{"limits"}, maps: []string{"env"},
 	}
 )
 
@@ -217,29 +205,28 @@ var envName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`
 // driverBlocks reads the drivers of all files. All endpoints are read first, because ${endpoint} in a command is the
 // final one.
 func (l *loader) driverBlocks(roots []*section) {
-	l.drivers, l.places = map[string]*Driver{}, map[string]hcl.Range{}
 	var blocks []*section
 	var owners []*Driver
-	endpoint := func(in *section, d *Driver, name string) {
+	endpoint := func(in *section, d *Driver) {
 		in.eval = l.variables(driverVariables(d.ID, ""))
 		in.str("endpoint", &d.Endpoint)
-		l.places[name] = in.at("endpoint")
 		blocks, owners = append(blocks, in), append(owners, d)
 	}
 	for _, s := range roots {
 		seen := map[string]bool{}
 		for _, block := range s.content.Blocks.OfType("csi_driver") {
 			in := s.inner(block, driverFields)
-			if !l.label(in, block, seen) {
+			if !l.label(in, block, block.Labels[0], seen) {
 				continue
 			}
 			d := l.driver(block.Labels[0])
-			endpoint(in, d, d.ID)
+			endpoint(in, d)
 			if block := in.one("controller"); block != nil {
 				if d.Controller == nil {
-					d.Controller = &Driver{ID: d.ID, Type: "controller", Endpoint: DefaultEndpoint(l.agent.DataDir, apart(d.ID))}
+					d.Controller = &Driver{ID: d.ID, Type: "controller",
+						Endpoint: DefaultEndpoint(l.agent.DataDir, d.ID+"/controller")}
 				}
-				endpoint(in.inner(block, controllerFields), d.Controller, apart(d.ID))
+				endpoint(in.inner(block, controllerFields), d.Controller)
 			}
 		}
 	}
@@ -250,17 +237,18 @@ func (l *loader) driverBlocks(roots []*section) {
 		if l.drivers[d.ID] != d {
 			continue // a controller block
 		}
-		in.pluginName("plugin", &d.Plugin)
-		in.oneOf("type", []string{"node", "controller", "monolith"}, &d.Type)
+		in.read(keys{
+			"plugin": pluginName(&d.Plugin), "type": oneOf([]string{"node", "controller", "monolith"}, &d.Type),
+			"mount_dir": absolutePath(&d.MountDir), "stage_publish_base_dir": absolutePath(&d.StagePublishBaseDir),
+			"health_timeout": &d.HealthTimeout, "settle_time": &d.SettleTime, "allowed_mount_flags": &d.AllowedMountFlags,
+		})
+		in.block("timeout", keys{
+			"stage": &d.Timeouts.Stage, "unstage": &d.Timeouts.Unstage, "publish": &d.Timeouts.Publish,
+			"unpublish": &d.Timeouts.Unpublish,
+		})
 		if d.Controller != nil && in.has("type") && d.Type != "node" {
 			in.fail("type", "is %q, and the block has a controller block: write node, or nothing", d.Type)
 		}
-		in.absolutePath("mount_dir", &d.MountDir)
-		in.absolutePath("stage_publish_base_dir", &d.StagePublishBaseDir)
-		in.duration("health_timeout", &d.HealthTimeout)
-		in.duration("settle_time", &d.SettleTime)
-		in.timeouts(&d.Timeouts)
-		in.strings("allowed_mount_flags", &d.AllowedMountFlags)
 		in.ephemeralVolumes(&d.EphemeralVolumes)
 	}
 }
@@ -300,35 +288,14 @@ func (s *section) driverProcess(d *Driver) {
 	if s.has("command") && len(d.Command) > 0 && !strings.HasPrefix(d.Command[0], "/") {
 		s.fail("command", "the program needs an absolute path, not %q", d.Command[0])
 	}
-	env := s.texts("env")
-	for name := range env {
-		switch {
-		case !envName().MatchString(name):
-			s.fail("env", "%q is no name of a variable", name)
-		case name == "CSI_ENDPOINT":
-			s.fail("env", "CSI_ENDPOINT is the endpoint: set that")
+	s.environment(&d.Env, func(name string) string {
+		if name == "CSI_ENDPOINT" {
+			return "CSI_ENDPOINT is the endpoint: set that"
 		}
-	}
-	if env != nil {
-		d.Env = env
-	}
-	s.str("user", &d.User)
-	s.checksum(&d.Checksum)
-	s.boolean("overlap", &d.Overlap)
+		return ""
+	})
+	s.read(keys{"user": &d.User, "checksum": checksum(&d.Checksum), "overlap": &d.Overlap})
 	s.limits(&d.Limits)
-}
-
-// timeouts reads the timeout block of a driver.
-func (s *section) timeouts(dst *DriverTimeouts) {
-	block := s.one("timeout")
-	if block == nil {
-		return
-	}
-	in := s.inner(block, fields{attrs: []string{"stage", "unstage", "publish", "unpublish"}})
-	in.duration("stage", &dst.Stage)
-	in.duration("unstage", &dst.Unstage)
-	in.duration("publish", &dst.Publish)
-	in.duration("unpublish", &dst.Unpublish)
 }
 
 // driver returns the entry of a driver, with the defaults if it is new.
@@ -343,9 +310,6 @@ func (l *loader) driver(id string) *Driver {
 	}
 	return d
 }
-
-// apart names the controller of a driver where that is another process.
-func apart(id string) string { return id + "/controller" }
 
 func driverVariables(id, endpoint string) map[string]cty.Value {
 	vars := map[string]cty.Value{"driver": cty.ObjectVal(map[string]cty.Value{"id": cty.StringVal(id)})}

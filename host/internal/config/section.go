@@ -77,9 +77,16 @@ type section struct {
 	problems *Problems
 	// failed are the fields with a reported problem: one per field is enough.
 	failed map[string]bool
+	// written are the places of what the files have, by key, the last one of each, for problems found at the end; nil:
+	// there are none.
+	written map[string]hcl.Range
 }
 
+// opened is told the keys of each block that is read; tests set it.
+var opened = func(fields) {}
+
 func open(body hcl.Body, path string, f fields, eval *hcl.EvalContext, problems *Problems) *section {
+	opened(f)
 	content, diags := contentOf(body, f)
 	problems.addDiags(path, diags)
 	s := &section{
@@ -135,6 +142,9 @@ func (s *section) value(name string) (v cty.Value, ok bool) {
 	attr := s.content.Attributes[name]
 	if attr == nil {
 		return cty.NilVal, false
+	}
+	if s.written != nil {
+		s.written[s.key(name)] = attr.Range
 	}
 	v, diags := s.evaluate(attr.Expr)
 	if diags.HasErrors() {
@@ -296,8 +306,64 @@ func (s *section) inner(block *hcl.Block, f fields) *section {
 		}
 	}
 	in := open(block.Body, s.key(path), f, s.eval, s.problems)
-	in.later = s.later
+	in.later, in.written = s.later, s.written
+	if s.written != nil {
+		s.written[in.path] = block.DefRange
+	}
 	return in
+}
+
+// keys are the arguments of a block, with where their values go: a pointer, or a function that reads one.
+type keys map[string]any
+
+// read reads arguments.
+func (s *section) read(all keys) {
+	for name, dst := range all {
+		switch dst := dst.(type) {
+		case *string:
+			s.str(name, dst)
+		case *bool:
+			s.boolean(name, dst)
+		case *[]string:
+			s.strings(name, dst)
+		case *time.Duration:
+			s.duration(name, dst)
+		case func(*section, string):
+			dst(s, name)
+		default:
+			panic(fmt.Sprintf("%s: a %T cannot be read", name, dst))
+		}
+	}
+}
+
+// block reads a block of arguments that may occur once; nil: it does not.
+func (s *section) block(name string, all keys) *section {
+	block := s.one(name)
+	if block == nil {
+		return nil
+	}
+	in := s.inner(block, fields{attrs: slices.Sorted(maps.Keys(all))})
+	in.read(all)
+	return in
+}
+
+// number reads a whole number within the bounds.
+func number(lowest, highest int64, dst *int) func(*section, string) {
+	return func(s *section, name string) {
+		n := int64(*dst)
+		s.integer(name, lowest, highest, &n)
+		*dst = int(n)
+	}
+}
+
+// file reads a path. Relative paths start at dir.
+func file(dir string, dst *string) func(*section, string) {
+	return func(s *section, name string) { s.file(name, dir, dst) }
+}
+
+// oneOf reads a string out of a list of allowed ones.
+func oneOf(allowed []string, dst *string) func(*section, string) {
+	return func(s *section, name string) { s.oneOf(name, allowed, dst) }
 }
 
 // plain returns this section for fields that may not contain variables.
@@ -394,16 +460,27 @@ func kindOf(v cty.Value) string {
 }
 
 // absolutePath reads a path in a container, which must be absolute.
-func (s *section) absolutePath(name string, dst *string) {
-	var text string
-	if !s.str(name, &text) {
-		return
+func absolutePath(dst *string) func(*section, string) {
+	return func(s *section, name string) {
+		var text string
+		if !s.str(name, &text) {
+			return
+		}
+		if err := checkAbsolute(text); err != nil {
+			s.fail(name, "%v", err)
+			return
+		}
+		*dst = text
 	}
-	if err := checkAbsolute(text); err != nil {
-		s.fail(name, "%v", err)
-		return
+}
+
+// id reads an id.
+func id(dst *string) func(*section, string) {
+	return func(s *section, name string) {
+		if s.str(name, dst) {
+			s.id(name, *dst)
+		}
 	}
-	*dst = text
 }
 
 // checkAbsolute requires an absolute path without . and .. elements.

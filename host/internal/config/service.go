@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,45 +13,6 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/vars"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	"github.com/pannier/pannier/sdk/service"
-)
-
-// Keys of Nomad that have no meaning, or another one, here, and why.
-var (
-	serviceFields = fields{
-		attrs: []string{
-			"name", "provider", "port", "address", "address_mode", "tags", "canary_tags",
-			"enable_tag_override", "consul", "cluster", "kind", "on_update", "intentions",
-		},
-		maps:   []string{"meta", "canary_meta", "tagged_addresses"},
-		blocks: []string{"check", "connect", "weights"},
-		refused: map[string]string{
-			"task":          "a workload has one program; leave it out",
-			"check_restart": noRestarts,
-			"identity":      "what token a service gets is the agent's configuration, in its consul block; leave it out",
-		},
-	}
-	weightFields = fields{attrs: []string{"passing", "warning"}}
-	checkFields  = fields{
-		attrs: []string{
-			"name", "type", "port", "address", "address_mode", "path", "protocol", "method", "body", "interval", "timeout",
-			"initial_status", "success_before_passing", "failures_before_warning", "failures_before_critical",
-			"tls_skip_verify", "tls_server_name", "grpc_service", "grpc_use_tls", "expose", "notes", "on_update",
-		},
-		maps: []string{"header"},
-		refused: map[string]string{
-			"command":       noScripts,
-			"args":          noScripts,
-			"task":          "a workload has one program; leave it out",
-			"check_restart": noRestarts,
-			"advertise":     "write the address to check as address",
-		},
-	}
-)
-
-const (
-	noScripts = `scripts are not run; let the program answer a check of type http, tcp or grpc, ` +
-		`or use type = "process", which passes while the workload's process lives`
-	noRestarts = "Pannier restarts no workload; systemd does, with WatchdogSec= and Restart= in the unit"
 )
 
 // serviceReader reads the services of one workload.
@@ -67,7 +29,7 @@ func (s *section) services(labels []string) (all []service.Service, allLabels []
 	r := &serviceReader{places: map[string]*section{}, labels: labels}
 	variables := newLater(vars.InServices(labels))
 	services := list(blocks, func(i int, block *hcl.Block) service.Service {
-		in := s.inner(block, serviceFields)
+		in := s.inner(block, fieldsOf(reflect.TypeFor[service.Service]()))
 		in.later = variables
 		return r.service(in, fmt.Sprint("/", i), block.Labels[0])
 	})
@@ -109,36 +71,15 @@ func (r *serviceReader) tell(p *service.Problem) {
 }
 
 func (r *serviceReader) service(in *section, at, label string) (s service.Service) {
-	r.places[at] = in
-	s.Name = in.named(label)
+	name := in.named(label)
+	r.read(in, at, reflect.ValueOf(&s).Elem())
+	s.Name = name
 	in.provider()
 	in.addressMode()
-	in.numberOrLabel("port", &s.Port)
-	in.str("address", &s.Address)
-	in.strings("tags", &s.Tags)
-	in.strings("canary_tags", &s.CanaryTags)
-	in.boolean("enable_tag_override", &s.EnableTagOverride)
-	s.Meta = in.texts("meta")
-	s.CanaryMeta = in.texts("canary_meta")
-	s.TaggedAddresses = in.texts("tagged_addresses")
-	s.Consul = in.consulName()
-	s.Checks = list(in.content.Blocks.OfType("check"), func(i int, block *hcl.Block) service.Check {
-		return r.check(in.inner(block, checkFields), fmt.Sprintf("%s/checks/%d", at, i))
-	})
-	if block := in.one("connect"); block != nil {
-		s.Connect = r.connect(in.inner(block, connectFields), at+"/connect")
-	}
-	in.plain().strings("intentions", &s.Intentions)
+	in.cluster(&s.Consul)
 	in.kind(s.Connect)
 	in.onUpdate()
 	r.gatewayPort(&s)
-	if block := in.one("weights"); block != nil {
-		in := in.inner(block, weightFields)
-		r.places[at+"/weights"] = in
-		s.Weights = &service.Weights{Passing: 1, Warning: 1}
-		in.small("passing", &s.Weights.Passing)
-		in.small("warning", &s.Weights.Warning)
-	}
 	return s
 }
 
@@ -228,16 +169,13 @@ func (s *section) onUpdate() {
 	s.plain().oneOf("on_update", []string{"require_healthy", "ignore_warnings", "ignore"}, &mode)
 }
 
-// consulName names the agent's consul block. Nomad calls it a cluster.
-func (s *section) consulName() (name string) {
-	plain := s.plain()
-	plain.str("consul", &name)
+// cluster is Nomad's key for the agent's consul block.
+func (s *section) cluster(consul *string) {
 	if s.has("cluster") && s.has("consul") {
 		s.fail("cluster", "is another word for consul, which is given too; leave one of them out")
-		return name
+		return
 	}
-	plain.str("cluster", &name)
-	return name
+	s.plain().str("cluster", consul)
 }
 
 // numberOrLabel reads a port.
@@ -270,37 +208,6 @@ func (s *section) smallOrLabel(name string, number *int32, label *string) {
 		return
 	}
 	*label = text
-}
-
-func (r *serviceReader) check(in *section, at string) (c service.Check) {
-	r.places[at] = in
-	in.title("name", &c.Name)
-	plain := in.plain()
-	if plain.str("type", &c.Type); c.Type == "script" {
-		in.fail("type", noScripts)
-	}
-	in.addressMode()
-	in.numberOrLabel("port", &c.Port)
-	in.str("address", &c.Address)
-	in.str("path", &c.Path)
-	plain.str("protocol", &c.Protocol)
-	plain.str("method", &c.Method)
-	in.str("body", &c.Body)
-	c.Header = in.header()
-	plain.str("interval", &c.Interval)
-	plain.str("timeout", &c.Timeout)
-	plain.str("initial_status", &c.InitialStatus)
-	in.small("success_before_passing", &c.SuccessBeforePassing)
-	in.small("failures_before_warning", &c.FailuresBeforeWarning)
-	in.small("failures_before_critical", &c.FailuresBeforeCritical)
-	in.boolean("tls_skip_verify", &c.TLSSkipVerify)
-	in.str("tls_server_name", &c.TLSServerName)
-	in.str("grpc_service", &c.GRPCService)
-	in.boolean("grpc_use_tls", &c.GRPCUseTLS)
-	in.boolean("expose", &c.Expose)
-	in.str("notes", &c.Notes)
-	in.onUpdate()
-	return c
 }
 
 // header reads names with lists of values.

@@ -76,16 +76,11 @@ func parseVolume(native parser, name string, src []byte) (*hostv1.VolumeSpec, er
 	}
 	s := open(body, "", volumeFields, nil, &problems)
 	spec := &hostv1.VolumeSpec{}
-	s.str("id", &spec.Id)
-	s.str("name", &spec.Name)
-	s.str("type", &spec.Type)
-	s.str("namespace", &spec.Namespace)
-	s.str("plugin_id", &spec.PluginId)
-	s.str("external_id", &spec.ExternalId)
-	s.capacity("capacity_min", &spec.CapacityMin)
-	s.capacity("capacity_max", &spec.CapacityMax)
-	s.str("clone_id", &spec.CloneId)
-	s.str("snapshot_id", &spec.SnapshotId)
+	s.read(keys{
+		"id": &spec.Id, "name": &spec.Name, "type": &spec.Type, "namespace": &spec.Namespace, "plugin_id": &spec.PluginId,
+		"external_id": &spec.ExternalId, "capacity_min": capacity(&spec.CapacityMin),
+		"capacity_max": capacity(&spec.CapacityMax), "clone_id": &spec.CloneId, "snapshot_id": &spec.SnapshotId,
+	})
 	spec.Capabilities = s.capabilities()
 	spec.MountOptions = s.mountOptions()
 	spec.TopologyRequest = s.topologyRequest()
@@ -158,25 +153,24 @@ func plainID(id string) string {
 }
 
 // capacity reads bytes: a number, or a string such as "10GiB".
-func (s *section) capacity(name string, dst *int64) {
-	v, ok := s.value(name)
-	if !ok {
-		return
+func capacity(dst *int64) func(*section, string) {
+	return func(s *section, name string) {
+		v, ok := s.value(name)
+		if ok && v.Type() == cty.Number {
+			s.integer(name, 0, math.MaxInt64, dst)
+			return
+		}
+		var text string
+		if !s.str(name, &text) || text == "" {
+			return
+		}
+		n, err := ParseSize(text)
+		if err != nil {
+			s.fail(name, "%v", err)
+			return
+		}
+		*dst = n
 	}
-	if v.Type() == cty.Number {
-		s.integer(name, 0, math.MaxInt64, dst)
-		return
-	}
-	var text string
-	if !s.str(name, &text) || text == "" {
-		return
-	}
-	n, err := ParseSize(text)
-	if err != nil {
-		s.fail(name, "%v", err)
-		return
-	}
-	*dst = n
 }
 
 // ParseSize reads a size in bytes such as "10GiB" or "500MB"; GiB are powers of
@@ -259,16 +253,13 @@ func names[T ~string](list []T) []string {
 }
 
 func (s *section) mountOptions() *hostv1.MountOptions {
-	block := s.one("mount_options")
-	if block == nil {
+	o := &hostv1.MountOptions{}
+	if s.block("mount_options", keys{
+		"fs_type": &o.FsType, "mount_flags": &o.MountFlags, "volume_mount_group": &o.VolumeMountGroup,
+	}) == nil {
 		return nil
 	}
-	in := s.inner(block, fields{attrs: []string{"fs_type", "mount_flags", "volume_mount_group"}})
-	options := &hostv1.MountOptions{}
-	in.str("fs_type", &options.FsType)
-	in.strings("mount_flags", &options.MountFlags)
-	in.str("volume_mount_group", &options.VolumeMountGroup)
-	return options
+	return o
 }
 
 func (s *section) topologyRequest() *hostv1.TopologyRequest {
