@@ -158,14 +158,18 @@ func (l *loader) checkCluster() {
 // checkAlone refuses settings that only mean something in a cluster, on a host without TLS.
 func (l *loader) checkAlone() {
 	a := l.agent
-	for key, wanted := range map[string]bool{
-		"server: bootstrap_expect": a.Server.BootstrapExpect != 1, "server: enabled": !a.Server.Enabled,
-		"retry_join": len(a.RetryJoin) > 0, "advertise_addr": a.AdvertiseAddr != "", "encrypt": a.Gossip.Key != "",
-		"encrypt_file": a.Gossip.File != "", "autopilot": l.has("autopilot"),
+	for _, c := range []struct {
+		key    string
+		wanted bool
+	}{
+		{"server: bootstrap_expect", a.Server.BootstrapExpect != 1}, {"server: enabled", !a.Server.Enabled},
+		{"retry_join", len(a.RetryJoin) > 0}, {"advertise_addr", a.AdvertiseAddr != ""}, {"encrypt", a.Gossip.Key != ""},
+		{"encrypt_file", a.Gossip.File != ""}, {"autopilot", l.has("autopilot")},
 	} {
-		if wanted {
-			l.fail(key, "other agents are reached over TLS only: add a tls block with ca_file, cert_file and key_file (pannier "+
-				"tls ca create and pannier tls cert create make them), or leave this out")
+		if c.wanted {
+			l.fail(c.key,
+				"other agents are reached over TLS only: add a tls block with ca_file, cert_file and key_file (pannier "+
+					"tls ca create and pannier tls cert create make them), or leave this out")
 		}
 	}
 }
@@ -173,11 +177,12 @@ func (l *loader) checkAlone() {
 // checkTogether refuses settings with which a host with TLS could not be reached, or not reach others.
 func (l *loader) checkTogether() {
 	a := l.agent
-	for key, path := range map[string]string{"ca_file": a.TLS.CAFile, "cert_file": a.TLS.CertFile,
-		"key_file": a.TLS.KeyFile} {
-		if path == "" {
+	for _, file := range []struct{ key, path string }{
+		{"ca_file", a.TLS.CAFile}, {"cert_file", a.TLS.CertFile}, {"key_file", a.TLS.KeyFile},
+	} {
+		if file.path == "" {
 			l.failAt([]string{"tls"}, "tls: %s: is required: pannier tls ca create and pannier tls cert create make these files",
-				key)
+				file.key)
 		}
 	}
 	if a.Gossip == (KeySource{}) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -118,109 +119,68 @@ const needsTLS = "other agents are reached over TLS only: add a tls block with c
 const needsKey = "encrypt_file: is required with a tls block, for without a key anyone can make hosts look dead: make a key with: head -c 32 /dev/urandom | base64 >gossip.key, and give that file, 0600, to all hosts"
 
 func TestBadClusters(t *testing.T) {
-	for name, c := range map[string]struct{ src, want string }{
-		"servers without TLS":   {"server {\n  bootstrap_expect = 3\n}", `2: server: bootstrap_expect: ` + needsTLS},
-		"node without TLS":      {"server {\n  enabled = false\n}", `2: server: enabled: ` + needsTLS},
-		"join without TLS":      {`retry_join = ["a"]`, `1: retry_join: ` + needsTLS},
-		"advertise without TLS": {`advertise_addr = "192.0.2.1"`, `1: advertise_addr: ` + needsTLS},
-		"encrypt without TLS":   {`encrypt_file = "/k"`, `1: encrypt_file: ` + needsTLS},
-		"autopilot without TLS": {`autopilot {}`, `1: autopilot: ` + needsTLS},
-		"empty TLS": {
-			`tls {}`,
-			"1: tls: ca_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
-				"DIR/a.hcl:1: tls: cert_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
-				"DIR/a.hcl:1: tls: key_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
-				"DIR/a.hcl:1: " + needsKey,
-		},
-		"no gossip key": {certificates, "1: " + needsKey},
-		"node without servers": {
-			"server {\n  enabled = false\n}\n" + tlsBlock,
-			`2: retry_join: is required where server { enabled = false }: name one server of the cluster at least`,
-		},
-		"node that bootstraps": {"server {\n  enabled = false\n  bootstrap_expect = 3\n}\nretry_join = [\"a\"]\n" +
-			tlsBlock, `3: server: bootstrap_expect: is of servers only; leave it out where enabled = false`},
-		"server that waits alone": {
-			"server {\n  bootstrap_expect = 0\n}\n" + tlsBlock,
-			`2: retry_join: is required where bootstrap_expect = 0: such a server waits until the others add it; name one of them`,
-		},
-		"too many servers": {
-			"server {\n  bootstrap_expect = 16\n}",
-			`2: server: bootstrap_expect: a whole number from 0 to 15 is required`,
-		},
-		"name": {
-			"name = \"a_b\"\n" + tlsBlock,
-			`1: name: "a_b" may not have _ in a cluster; write - in its place`,
-		},
-		"socket root": {
-			tlsBlock + "acl {\n  socket_root = true\n}",
-			`8: acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token`,
-		},
-		"any address": {
-			"bind_addr = \"0.0.0.0\"\n" + tlsBlock,
-			`1: bind_addr: "0.0.0.0" is no address that other agents can dial: set advertise_addr to that of this host, or bind_addr itself`,
-		},
-		"loopback": {
-			"retry_join = [\"127.0.0.1\", \"192.0.2.1\"]\n" + tlsBlock,
-			`1: retry_join: 192.0.2.1:7422 is on another host, and bind_addr is 127.0.0.1, which only this one can dial: set bind_addr to an address of this host`,
-		},
-		"advertise": {
-			"advertise_addr = \"::\"\n" + tlsBlock,
-			`1: advertise_addr: "::" is not the IP address of one host`,
-		},
-		"advertise a name": {
-			"advertise_addr = \"host\"\n" + tlsBlock,
-			`1: advertise_addr: "host" is not the IP address of one host`,
-		},
-		"one port": {"ports {\n  rpc = 7422\n}\n" + tlsBlock, `1: ports: serf: 7422 is that of rpc too`},
-		"join a path": {
-			"retry_join = [\"unix:///a\"]\n" + tlsBlock,
-			`1: retry_join: "unix:///a" is not HOST or HOST:PORT`,
-		},
-		"join port 0":  {"retry_join = [\"a:0\"]\n" + tlsBlock, `1: retry_join: "a:0" is not HOST or HOST:PORT`},
-		"join nothing": {"retry_join = [\"\"]\n" + tlsBlock, `1: retry_join: "" is not HOST or HOST:PORT`},
-		"two keys": {
-			"encrypt = \"" + testKey + "\"\nencrypt_file = \"/k\"\n" + certificates,
-			`2: encrypt_file: is given as well as encrypt; leave one of them out`,
-		},
-		"short key": {
-			"encrypt = \"AAAA\"\n" + certificates,
-			`1: encrypt: the base64 of 16, 24 or 32 bytes is required: make a key with: head -c 32 /dev/urandom | base64`,
-		},
-		"key in a public file": {
-			"encrypt = \"" + testKey + "\"\n" + certificates,
-			`1: encrypt: every user of this machine can read the key in DIR/a.hcl (mode 0644): run chmod 600 DIR/a.hcl, or keep the key in a file of its own and name that in encrypt_file`,
-		},
-		"no ledger key": {
-			"ledger_encryption {}",
-			`1: ledger_encryption: key_file: is required: make a key with: head -c 32 /dev/urandom | base64`,
-		},
-		"margin": {
-			"server {\n  stop_margin = \"1s\"\n}",
-			"2: server: " + lease.Check(claim.Liveness{
-				HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute,
-				Margin: time.Second,
-			}).Error(),
-		},
-		"heartbeat": {
-			"server {\n  heartbeat_ttl = \"2m\"\n}",
-			"2: server: " + lease.Check(claim.Liveness{
-				HeartbeatTTL: 2 * time.Minute, StopAfter: time.Minute,
-				Margin: 30 * time.Second,
-			}).Error(),
-		},
-		"unknown key of autopilot": {
-			"autopilot {\n  min_quorun = 1\n}\n" + tlsBlock,
-			`2: autopilot: unsupported argument "min_quorun"; did you mean "min_quorum"?`,
-		},
-		"unknown key of tls": {certificates + "tls {}", `6: tls: block given twice, first on line 1`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, dir, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
-			wantProblems(t, err, strings.ReplaceAll("DIR/a.hcl:"+c.want, "DIR", dir))
-			if err != nil && strings.Contains(err.Error(), testKey) {
-				t.Errorf("the error contains the key: %v", err)
-			}
-		})
+	for pair := range slices.Chunk([]string{
+		"server {\n  bootstrap_expect = 3\n}", `2: server: bootstrap_expect: ` + needsTLS,
+		"server {\n  enabled = false\n}", `2: server: enabled: ` + needsTLS,
+		`retry_join = ["a"]`, `1: retry_join: ` + needsTLS,
+		`advertise_addr = "192.0.2.1"`, `1: advertise_addr: ` + needsTLS,
+		`encrypt_file = "/k"`, `1: encrypt_file: ` + needsTLS,
+		`autopilot {}`, `1: autopilot: ` + needsTLS,
+		`tls {}`,
+		"1: tls: ca_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
+			"DIR/a.hcl:1: tls: cert_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
+			"DIR/a.hcl:1: tls: key_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
+			"DIR/a.hcl:1: " + needsKey,
+		certificates, "1: " + needsKey,
+		"server {\n  enabled = false\n}\n" + tlsBlock,
+		`2: retry_join: is required where server { enabled = false }: name one server of the cluster at least`,
+		"server {\n  enabled = false\n  bootstrap_expect = 3\n}\nretry_join = [\"a\"]\n" +
+			tlsBlock,
+		`3: server: bootstrap_expect: is of servers only; leave it out where enabled = false`,
+		"server {\n  bootstrap_expect = 0\n}\n" + tlsBlock,
+		`2: retry_join: is required where bootstrap_expect = 0: such a server waits until the others add it; name one of them`,
+		"server {\n  bootstrap_expect = 16\n}", `2: server: bootstrap_expect: a whole number from 0 to 15 is required`,
+		"name = \"a_b\"\n" + tlsBlock, `1: name: "a_b" may not have _ in a cluster; write - in its place`,
+		tlsBlock + "acl {\n  socket_root = true\n}",
+		`8: acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token`,
+		"bind_addr = \"0.0.0.0\"\n" + tlsBlock,
+		`1: bind_addr: "0.0.0.0" is no address that other agents can dial: set advertise_addr to that of this host, or bind_addr itself`,
+		"retry_join = [\"127.0.0.1\", \"192.0.2.1\"]\n" + tlsBlock,
+		`1: retry_join: 192.0.2.1:7422 is on another host, and bind_addr is 127.0.0.1, which only this one can dial: set bind_addr to an address of this host`,
+		"advertise_addr = \"::\"\n" + tlsBlock, `1: advertise_addr: "::" is not the IP address of one host`,
+		"advertise_addr = \"host\"\n" + tlsBlock, `1: advertise_addr: "host" is not the IP address of one host`,
+		"ports {\n  rpc = 7422\n}\n" + tlsBlock, `1: ports: serf: 7422 is that of rpc too`,
+		"retry_join = [\"unix:///a\"]\n" + tlsBlock, `1: retry_join: "unix:///a" is not HOST or HOST:PORT`,
+		"retry_join = [\"a:0\"]\n" + tlsBlock, `1: retry_join: "a:0" is not HOST or HOST:PORT`,
+		"retry_join = [\"\"]\n" + tlsBlock, `1: retry_join: "" is not HOST or HOST:PORT`,
+		"encrypt = \"" + testKey + "\"\nencrypt_file = \"/k\"\n" + certificates,
+		`2: encrypt_file: is given as well as encrypt; leave one of them out`,
+		"encrypt = \"AAAA\"\n" + certificates,
+		`1: encrypt: the base64 of 16, 24 or 32 bytes is required: make a key with: head -c 32 /dev/urandom | base64`,
+		"encrypt = \"" + testKey + "\"\n" + certificates,
+		`1: encrypt: every user of this machine can read the key in DIR/a.hcl (mode 0644): run chmod 600 DIR/a.hcl, or keep the key in a file of its own and name that in encrypt_file`,
+		"ledger_encryption {}",
+		`1: ledger_encryption: key_file: is required: make a key with: head -c 32 /dev/urandom | base64`,
+		"server {\n  stop_margin = \"1s\"\n}",
+		"2: server: " + lease.Check(claim.Liveness{
+			HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute,
+			Margin: time.Second,
+		}).Error(),
+		"server {\n  heartbeat_ttl = \"2m\"\n}",
+		"2: server: " + lease.Check(claim.Liveness{
+			HeartbeatTTL: 2 * time.Minute, StopAfter: time.Minute,
+			Margin: 30 * time.Second,
+		}).Error(),
+		"autopilot {\n  min_quorun = 1\n}\n" + tlsBlock,
+		`2: autopilot: unsupported argument "min_quorun"; did you mean "min_quorum"?`,
+		certificates + "tls {}", `6: tls: block given twice, first on line 1`,
+	}, 2) {
+		src, want := pair[0], pair[1]
+		_, dir, err := load(t, Source{}, map[string]string{"a.hcl": src})
+		wantProblems(t, err, strings.ReplaceAll("DIR/a.hcl:"+want, "DIR", dir))
+		if err != nil && strings.Contains(err.Error(), testKey) {
+			t.Errorf("the error contains the key: %v", err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -43,34 +44,27 @@ plugin "plain" {}`,
 
 func TestBadFrontends(t *testing.T) {
 	listen := func(text string) string { return "plugin \"p\" {\n  listen \"a\" {\n    " + text + "\n  }\n}" }
-	for name, c := range map[string]struct{ src, want string }{
-		"no address": {listen(`mode = "0600"`), `plugin "p": listen "a": address: is required`},
-		"a name":     {listen(`address = "localhost:80"`), `3: plugin "p": listen "a": address: "localhost:80" is neither`},
-		"any port":   {listen(`address = "127.0.0.1:0"`), `address: "127.0.0.1:0" is neither`},
-		"not absolute": {
-			listen(`address = "unix://run/a"`),
-			`3: plugin "p": listen "a": address: "unix://run/a" is not unix:// and an absolute path`,
-		},
-		"not clean":     {listen(`address = "unix:///run/../a"`), `is not a clean path`},
-		"no mode":       {listen("address = \"unix:///a\"\n    mode = \"0680\""), `4: plugin "p": listen "a": mode: "0680" is no mode`},
-		"a mode of TCP": {listen("address = \":80\"\n    mode = \"0660\""), `4: plugin "p": listen "a": mode: is for unix sockets only`},
-		"socket's name": {"plugin \"p\" {\n  listen \"a,b\" {\n    address = \":80\"\n  }\n}", `2: plugin "p": listen: name "a,b"`},
-		"twice": {
-			"plugin \"p\" {\nlisten \"a\" {\naddress = \":80\"\n}\nlisten \"a\" {\naddress = \":81\"\n}\n}",
-			`5: plugin "p": listen "a" given twice`,
-		},
-		"one address": {
-			"plugin \"p\" {\nlisten \"a\" {\naddress = \":80\"\n}\n}\nplugin \"q\" {\nlisten \"a\" {\naddress = \":80\"\n}\n}",
-			`6: plugin "q": listen "a": address: ":80" is that of plugin "p" too`,
-		},
-		"both":      {"plugin \"p\" {\napi {\npolicy = \"p\"\ntoken_file = \"/t\"\n}\n}", `api: policy: token_file names a token`},
-		"no policy": {"acl { enabled = true }\nplugin \"p\" {\napi {}\n}", `2: plugin "p": api: policy is required where ACLs are on`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, _, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %s", err, c.want)
-			}
-		})
+	for pair := range slices.Chunk([]string{
+		listen(`mode = "0600"`), `plugin "p": listen "a": address: is required`,
+		listen(`address = "localhost:80"`), `3: plugin "p": listen "a": address: "localhost:80" is neither`,
+		listen(`address = "127.0.0.1:0"`), `address: "127.0.0.1:0" is neither`,
+		listen(`address = "unix://run/a"`),
+		`3: plugin "p": listen "a": address: "unix://run/a" is not unix:// and an absolute path`,
+		listen(`address = "unix:///run/../a"`), `is not a clean path`,
+		listen("address = \"unix:///a\"\n    mode = \"0680\""), `4: plugin "p": listen "a": mode: "0680" is no mode`,
+		listen("address = \":80\"\n    mode = \"0660\""), `4: plugin "p": listen "a": mode: is for unix sockets only`,
+		"plugin \"p\" {\n  listen \"a,b\" {\n    address = \":80\"\n  }\n}", `2: plugin "p": listen: name "a,b"`,
+		"plugin \"p\" {\nlisten \"a\" {\naddress = \":80\"\n}\nlisten \"a\" {\naddress = \":81\"\n}\n}",
+		`5: plugin "p": listen "a" given twice`,
+		"plugin \"p\" {\nlisten \"a\" {\naddress = \":80\"\n}\n}\nplugin \"q\" {\nlisten \"a\" {\naddress = \":80\"\n}\n}",
+		`6: plugin "q": listen "a": address: ":80" is that of plugin "p" too`,
+		"plugin \"p\" {\napi {\npolicy = \"p\"\ntoken_file = \"/t\"\n}\n}", `api: policy: token_file names a token`,
+		"acl { enabled = true }\nplugin \"p\" {\napi {}\n}", `2: plugin "p": api: policy is required where ACLs are on`,
+	}, 2) {
+		src, want := pair[0], pair[1]
+		_, _, err := load(t, Source{}, map[string]string{"a.hcl": src})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
 	}
 }

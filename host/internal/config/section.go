@@ -318,8 +318,8 @@ type keys map[string]any
 
 // read reads arguments.
 func (s *section) read(all keys) {
-	for name, dst := range all {
-		switch dst := dst.(type) {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		switch dst := all[name].(type) {
 		case *string:
 			s.str(name, dst)
 		case *bool:

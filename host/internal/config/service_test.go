@@ -151,326 +151,188 @@ func TestBadServices(t *testing.T) {
 	}
 	const web = `workload "w": service "web": `
 	const known = "known here are ${node.name}, ${node.datacenter}, ${workload.id}, ${workload.namespace}, ${secrets_dir}, ${port.http}; write $${ for a literal ${"
-	for name, c := range map[string]struct{ src, want string }{
-		"nameless": {
-			"workload \"w\" {\n  service {\n    port = 1\n  }\n}",
-			`w.hcl:2: workload "w": service: name: is required`,
-		},
-		"two labels": {
-			"workload \"w\" {\n  service \"a\" \"b\" {}\n}",
-			`w.hcl:2: workload "w": extraneous label for service: Only 1 labels (name) are expected for service blocks`,
-		},
-		"two names": {
-			in("name = \"x\""),
-			`w.hcl:7: ` + web + `name: "x" is not the block's label; leave one of them out`,
-		},
-		"name": {
-			"workload \"w\" {\n  service {\n    name = \"a_b\"\n  }\n}",
-			`w.hcl:3: workload "w": service "a_b": name: "a_b" must be 1 to 63 letters, digits and hyphens, without a hyphen at an end`,
-		},
-		"name variable": {
-			"workload \"w\" {\n  service {\n    name = \"${workload.id}\"\n  }\n}",
-			`w.hcl:3: workload "w": service: name: variables are not allowed here; write $${ for a literal ${`,
-		},
-		"name twice": {
-			"workload \"w\" {\n  service \"a\" {}\n  service {\n    name = \"a\"\n  }\n}",
-			`w.hcl:4: workload "w": service "a": name: another service of the workload has it too; each needs a name of its own`,
-		},
-		"near service": {
-			"workload \"w\" {\n  servce \"a\" {}\n}",
-			`w.hcl:2: workload "w": unsupported block "servce"; did you mean "service"?`,
-		},
-		"unknown key": {
-			in("enable_tags_override = true"),
-			`w.hcl:7: ` + web + `unsupported argument "enable_tags_override"; did you mean "enable_tag_override"?`,
-		},
-		"unknown block": {in("chek {}"), `w.hcl:7: ` + web + `unsupported block "chek"; did you mean "check"?`},
-		"label": {
-			"workload \"w\" {\n  service \"a\" {\n    port = \"http\"\n  }\n}",
-			`w.hcl:3: workload "w": service "a": port: the workload has no port "http"; it has none`,
-		},
-		"port list": {
-			in("check {\ntype = \"tcp\"\nport = []\ninterval = \"1s\"\n}"),
-			`w.hcl:9: ` + web + `check: port: a number or a port's label is required, not a list`,
-		},
-		"provider": {
-			in("provider = \"nomad\""),
-			`w.hcl:7: ` + web +
-				`provider: "nomad" is not supported: services are kept by Consul; leave it out, or write provider = "consul"`,
-		},
-		"address mode": {
-			in("address_mode = \"alloc\""),
-			`w.hcl:7: ` + web +
-				`address_mode: "alloc" is not supported: a workload has its node's network; leave it out, or write an address`,
-		},
-		"two consuls": {
-			in("consul = \"a\"\ncluster = \"a\""),
-			`w.hcl:8: ` + web + `cluster: is another word for consul, which is given too; leave one of them out`,
-		},
-		"task": {in("task = \"a\""), `w.hcl:7: ` + web + `task: a workload has one program; leave it out`},
-		"on_update": {
-			in("on_update = \"never\""),
-			`w.hcl:7: ` + web + `on_update: "never" is not one of require_healthy, ignore_warnings, ignore`,
-		},
-		"check_restart": {
-			in("check_restart {\nlimit = 3\n}"),
-			`w.hcl:7: ` + web +
-				`check_restart: Pannier restarts no workload; systemd does, with WatchdogSec= and Restart= in the unit`,
-		},
-		"tags":       {in("tags = \"a\""), `w.hcl:7: ` + web + `tags: a list of strings is required, not a string`},
-		"meta":       {in("meta = [\"a\"]"), `w.hcl:7: ` + web + `meta: an object is required, not a list`},
-		"meta value": {in("meta = { a = [] }"), `w.hcl:7: ` + web + `meta: a: a string is required, not a list`},
-		"meta key": {
-			in("meta = { \"a.b\" = 1 }"),
-			`w.hcl:7: ` + web + `meta: a.b: a key may have letters, digits, - and _ only`,
-		},
-		"meta in block": {
-			in("meta {\nconsul-x = 1\n}"),
-			`w.hcl:7: ` + web + `meta: consul-x: keys that begin with consul- are Consul's own`,
-		},
-		"meta twice": {in("meta = {}\nmeta {}"), `w.hcl:7: ` + web + `meta: given as an argument and as a block`},
-		"weight": {
-			in("weights {\npassing = 0\n}"),
-			`w.hcl:8: ` + web + `weights: passing: a number from 1 to 65535 is required, not 0`,
-		},
-		"check type": {in("check {\ninterval = \"1s\"\n}"), `w.hcl:7: ` + web + `check: type: is required`},
-		"script": {
-			in("check {\nname = \"alive\"\ntype = \"script\"\ncommand = \"/bin/true\"\n}"),
-			`w.hcl:9: ` + web +
-				`check "alive": type: scripts are not run; let the program answer a check of type http, tcp or grpc, or use type = "process", which passes while the workload's process lives` + "\n" + `w.hcl:10: ` + web + `check: command: scripts are not run; let the program answer a check of type http, tcp or grpc, or use type = "process", which passes while the workload's process lives`,
-		},
-		"check's address": {
-			in("check {\ntype = \"tcp\"\ninterval = \"1s\"\naddress_mode = \"driver\"\n}"),
+	for pair := range slices.Chunk([]string{
+		"workload \"w\" {\n  service {\n    port = 1\n  }\n}", `w.hcl:2: workload "w": service: name: is required`,
+		"workload \"w\" {\n  service \"a\" \"b\" {}\n}",
+		`w.hcl:2: workload "w": extraneous label for service: Only 1 labels (name) are expected for service blocks`,
+		in("name = \"x\""), `w.hcl:7: ` + web + `name: "x" is not the block's label; leave one of them out`,
+		"workload \"w\" {\n  service {\n    name = \"a_b\"\n  }\n}",
+		`w.hcl:3: workload "w": service "a_b": name: "a_b" must be 1 to 63 letters, digits and hyphens, without a hyphen at an end`,
+		"workload \"w\" {\n  service {\n    name = \"${workload.id}\"\n  }\n}",
+		`w.hcl:3: workload "w": service: name: variables are not allowed here; write $${ for a literal ${`,
+		"workload \"w\" {\n  service \"a\" {}\n  service {\n    name = \"a\"\n  }\n}",
+		`w.hcl:4: workload "w": service "a": name: another service of the workload has it too; each needs a name of its own`,
+		"workload \"w\" {\n  servce \"a\" {}\n}",
+		`w.hcl:2: workload "w": unsupported block "servce"; did you mean "service"?`,
+		in("enable_tags_override = true"),
+		`w.hcl:7: ` + web + `unsupported argument "enable_tags_override"; did you mean "enable_tag_override"?`,
+		in("chek {}"), `w.hcl:7: ` + web + `unsupported block "chek"; did you mean "check"?`,
+		"workload \"w\" {\n  service \"a\" {\n    port = \"http\"\n  }\n}",
+		`w.hcl:3: workload "w": service "a": port: the workload has no port "http"; it has none`,
+		in("check {\ntype = \"tcp\"\nport = []\ninterval = \"1s\"\n}"),
+		`w.hcl:9: ` + web + `check: port: a number or a port's label is required, not a list`,
+		in("provider = \"nomad\""),
+		`w.hcl:7: ` + web +
+			`provider: "nomad" is not supported: services are kept by Consul; leave it out, or write provider = "consul"`,
+		in("address_mode = \"alloc\""),
+		`w.hcl:7: ` + web +
+			`address_mode: "alloc" is not supported: a workload has its node's network; leave it out, or write an address`,
+		in("consul = \"a\"\ncluster = \"a\""),
+		`w.hcl:8: ` + web + `cluster: is another word for consul, which is given too; leave one of them out`,
+		in("task = \"a\""), `w.hcl:7: ` + web + `task: a workload has one program; leave it out`,
+		in("on_update = \"never\""),
+		`w.hcl:7: ` + web + `on_update: "never" is not one of require_healthy, ignore_warnings, ignore`,
+		in("check_restart {\nlimit = 3\n}"),
+		`w.hcl:7: ` + web +
+			`check_restart: Pannier restarts no workload; systemd does, with WatchdogSec= and Restart= in the unit`,
+		in("tags = \"a\""), `w.hcl:7: ` + web + `tags: a list of strings is required, not a string`,
+		in("meta = [\"a\"]"), `w.hcl:7: ` + web + `meta: an object is required, not a list`,
+		in("meta = { a = [] }"), `w.hcl:7: ` + web + `meta: a: a string is required, not a list`,
+		in("meta = { \"a.b\" = 1 }"), `w.hcl:7: ` + web + `meta: a.b: a key may have letters, digits, - and _ only`,
+		in("meta {\nconsul-x = 1\n}"),
+		`w.hcl:7: ` + web + `meta: consul-x: keys that begin with consul- are Consul's own`,
+		in("meta = {}\nmeta {}"), `w.hcl:7: ` + web + `meta: given as an argument and as a block`,
+		in("weights {\npassing = 0\n}"),
+		`w.hcl:8: ` + web + `weights: passing: a number from 1 to 65535 is required, not 0`,
+		in("check {\ninterval = \"1s\"\n}"), `w.hcl:7: ` + web + `check: type: is required`,
+		in("check {\nname = \"alive\"\ntype = \"script\"\ncommand = \"/bin/true\"\n}"),
+		`w.hcl:9: ` + web +
+			`check "alive": type: scripts are not run; let the program answer a check of type http, tcp or grpc, or use type = "process", which passes while the workload's process lives` + "\n" + `w.hcl:10: ` + web + `check: command: scripts are not run; let the program answer a check of type http, tcp or grpc, or use type = "process", which passes while the workload's process lives`,
+		in("check {\ntype = \"tcp\"\ninterval = \"1s\"\naddress_mode = \"driver\"\n}"),
+		`w.hcl:10: ` + web +
+			`check: address_mode: "driver" is not supported: a workload has its node's network; leave it out, or write an address`,
+		in("check {\nname = \"alive\"\ntype = \"tcp\"\n\ninterval = \"10\"\n}"),
+		`w.hcl:11: ` + web + `check "alive": interval: a duration of 1s or more such as "10s" is required, not "10"`,
+		in("check {\ntype = \"tcp\"\ninterval = 10\n}"),
+		`w.hcl:9: ` + web + `check: interval: a string is required, not a number`,
+		in("check {\ntype = \"http\"\npath = \"/\"\ninterval = \"1s\"\nheader {\nAccept = \"a\"\n}\n}"),
+		`w.hcl:11: ` + web + `check: header: Accept: a list of strings is required, such as ["text/plain"]`,
+		in("check {\ntype = \"tcp\"\ninterval = \"1s\"\ncheck_restart {}\n}"),
+		`w.hcl:10: ` + web +
+			`check: check_restart: Pannier restarts no workload; systemd does, with WatchdogSec= and Restart= in the unit`,
+		in("check {\ntype = \"tcp\"\ninterval = \"1s\"\nadvertise = \"192.0.2.1\"\n}"),
+		`w.hcl:10: ` + web + `check: advertise: write the address to check as address`,
+		in("kind = \"api-gateway\""),
+		`w.hcl:7: ` + web + `kind: "api-gateway" is the kind of a service with connect { gateway { api {} } }`,
+		in("kind = \"mesh-gateway\"\nconnect {\ngateway {\napi {}\n}\n}"),
+		`w.hcl:7: ` + web + `kind: "mesh-gateway" is the kind of a service with connect { gateway { mesh {} } }`,
+		in("kind = \"connect-proxy\""),
+		`w.hcl:7: ` + web + `kind: "connect-proxy" is not supported; leave it out: what a service is follows from connect`,
+		in("connect {\ngateway {\napi {}\nmesh {}\n}\n}"),
+		`w.hcl:8: ` + web + `connect: gateway: exactly one of api, ingress, mesh and terminating is required`,
+		in(
+			"connect {\ngateway {\ningress {\nlistener {\nport = 1\nservice {\nname = \"a\"\nrequest_headers {}\n}\n}\n}\n}\n}"),
+		`w.hcl:14: ` +
+			web + `connect: gateway: ingress: listener: service "a": request_headers: a listener of tcp knows no headers`,
+		in(
+			"connect {\ngateway {\ningress {\nlistener {\nport = 1\nservice {\nname = \"a\"\ntls {\nenabled = true\n}\n}\n}\n}\n}\n}"),
+		`w.hcl:14: ` +
+			web + `connect: gateway: ingress: listener: service "a": tls: a service has a certificate of its own, sds, and nothing else: write the rest in ingress { tls }`,
+		in(
+			"connect {\ngateway {\ningress {\ntls {\nsds {\ncluster_name = \"a\"\n}\n}\nlistener {\nport = 1\nservice {\nname = \"a\"\n}\n}\n}\n}\n}"),
+		`w.hcl:11: ` +
+			web + `connect: gateway: ingress: tls: sds: cluster_name and cert_resource are required`,
+		"workload \"w\" {\n  service \"9\" {\n    connect {\n      gateway {\n        terminating {\n          service {\n            name = \"a\"\n          }\n        }\n      }\n    }\n  }\n}",
+		`w.hcl:4: workload "w": service "9": connect: gateway: the service needs a port, where the gateway listens`,
+		in("connect {}"), `w.hcl:7: ` + web + `connect: exactly one of native, sidecar_service and gateway is required`,
+		"workload \"w\" {\n  service \"web\" {\n    connect {\n\n      native = true\n    }\n  }\n}",
+		`w.hcl:5: ` + web + `connect: native: the service needs a port`,
+		in("connect {\nsidecar_service {\n\nport = \"x\"\n}\n}"),
+		`w.hcl:10: ` + web + `connect: sidecar_service: port: the workload has no port "x"; it has http`,
+		in("connect {\nsidecar_service {}\nsidecar_task {\nresources {}\n}\n}"),
+		`w.hcl:9: ` + web +
+			`connect: sidecar_task: a proxy is a program of your choice; write a sidecar block in the workload instead`,
+		connect("transparent_proxy {}"),
+		`w.hcl:10: ` + web +
+			`connect: sidecar_service: proxy: transparent_proxy: the node's network is not redirected for a workload; write upstreams blocks`,
+		connect("upstreams {\ndestination = \"a\"\n}"),
+		`w.hcl:10: ` + web + `connect: sidecar_service: proxy: upstreams: destination_name: is required` + "\n" +
 			`w.hcl:10: ` + web +
-				`check: address_mode: "driver" is not supported: a workload has its node's network; leave it out, or write an address`,
-		},
-		"interval": {
-			in("check {\nname = \"alive\"\ntype = \"tcp\"\n\ninterval = \"10\"\n}"),
-			`w.hcl:11: ` + web + `check "alive": interval: a duration of 1s or more such as "10s" is required, not "10"`,
-		},
-		"interval number": {
-			in("check {\ntype = \"tcp\"\ninterval = 10\n}"),
-			`w.hcl:9: ` + web + `check: interval: a string is required, not a number`,
-		},
-		"header": {
-			in("check {\ntype = \"http\"\npath = \"/\"\ninterval = \"1s\"\nheader {\nAccept = \"a\"\n}\n}"),
-			`w.hcl:11: ` + web + `check: header: Accept: a list of strings is required, such as ["text/plain"]`,
-		},
-		"check restarts": {
-			in("check {\ntype = \"tcp\"\ninterval = \"1s\"\ncheck_restart {}\n}"),
+			`connect: sidecar_service: proxy: upstreams: local_bind_port: is required, or local_bind_socket_path` + "\n" +
+			`w.hcl:11: ` + web + `connect: sidecar_service: proxy: upstreams: unsupported argument "destination"`,
+		connect("upstreams {\ndestination_name = \"db\"\nlocal_bind_port = 70000\n}"),
+		`w.hcl:12: ` + web +
+			`connect: sidecar_service: proxy: upstreams "db": local_bind_port: a number from 0 to 65535 is required, not 70000`,
+		connect("upstreams {\ndestination_name = \"db\"\nlocal_bind_port = \"db\"\n}"),
+		`w.hcl:12: ` + web + `connect: sidecar_service: proxy: upstreams "db": local_bind_port: the workload has no port "db"; it has http`,
+		connect(
+			"upstreams {\ndestination_name = \"a\"\nlocal_bind_port = 1\n}\nupstreams {\ndestination_name = \"b\"\nlocal_bind_port = 1\n}"),
+		`w.hcl:14: ` + web + `connect: sidecar_service: proxy: upstreams "b": another upstream binds 127.0.0.1:1 too`,
+		connect("config = \"a\""),
+		`w.hcl:10: ` + web + `connect: sidecar_service: proxy: config: an object is required, not a string`,
+		connect("config = {}\nconfig {}"),
+		`w.hcl:10: ` + web + `connect: sidecar_service: proxy: config: given as an argument and as a block`,
+		connect("config {\na = 1\na {}\n}"),
+		`w.hcl:10: ` + web + `connect: sidecar_service: proxy: config.a: given as an argument and as a block`,
+		connect("config {\na = [\"${nod.name}\"]\n}"),
+		`w.hcl:11: ` + web + `connect: sidecar_service: proxy: config.a: unknown variable ${nod.name}; ` + known,
+		in("connect {\ngateway {\nproxy {\nenvoy_gateway_bind_addresses \"a\" {}\n}\nmesh {}\n}\n}"),
+		`w.hcl:10: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": address: is required` + "\n" +
 			`w.hcl:10: ` + web +
-				`check: check_restart: Pannier restarts no workload; systemd does, with WatchdogSec= and Restart= in the unit`,
-		},
-		"advertise": {
-			in("check {\ntype = \"tcp\"\ninterval = \"1s\"\nadvertise = \"192.0.2.1\"\n}"),
-			`w.hcl:10: ` + web + `check: advertise: write the address to check as address`,
-		},
-		"kind": {
-			in("kind = \"api-gateway\""),
-			`w.hcl:7: ` + web + `kind: "api-gateway" is the kind of a service with connect { gateway { api {} } }`,
-		},
-		"kind of another": {
-			in("kind = \"mesh-gateway\"\nconnect {\ngateway {\napi {}\n}\n}"),
-			`w.hcl:7: ` + web + `kind: "mesh-gateway" is the kind of a service with connect { gateway { mesh {} } }`,
-		},
-		"kind of none": {
-			in("kind = \"connect-proxy\""),
-			`w.hcl:7: ` + web + `kind: "connect-proxy" is not supported; leave it out: what a service is follows from connect`,
-		},
-		"two gateways": {
-			in("connect {\ngateway {\napi {}\nmesh {}\n}\n}"),
-			`w.hcl:8: ` + web + `connect: gateway: exactly one of api, ingress, mesh and terminating is required`,
-		},
-		"headers of tcp": {in(
-			"connect {\ngateway {\ningress {\nlistener {\nport = 1\nservice {\nname = \"a\"\nrequest_headers {}\n}\n}\n}\n}\n}"), `w.hcl:14: ` +
-			web + `connect: gateway: ingress: listener: service "a": request_headers: a listener of tcp knows no headers`},
-		"TLS of a service": {in(
-			"connect {\ngateway {\ningress {\nlistener {\nport = 1\nservice {\nname = \"a\"\ntls {\nenabled = true\n}\n}\n}\n}\n}\n}"), `w.hcl:14: ` +
-			web + `connect: gateway: ingress: listener: service "a": tls: a service has a certificate of its own, sds, and nothing else: write the rest in ingress { tls }`},
-		"half a certificate": {in(
-			"connect {\ngateway {\ningress {\ntls {\nsds {\ncluster_name = \"a\"\n}\n}\nlistener {\nport = 1\nservice {\nname = \"a\"\n}\n}\n}\n}\n}"), `w.hcl:11: ` +
-			web + `connect: gateway: ingress: tls: sds: cluster_name and cert_resource are required`},
-		"gateway with a number as name": {
-			"workload \"w\" {\n  service \"9\" {\n    connect {\n      gateway {\n        terminating {\n          service {\n            name = \"a\"\n          }\n        }\n      }\n    }\n  }\n}",
-			`w.hcl:4: workload "w": service "9": connect: gateway: the service needs a port, where the gateway listens`,
-		},
-		"no connect": {
-			in("connect {}"),
-			`w.hcl:7: ` + web + `connect: exactly one of native, sidecar_service and gateway is required`,
-		},
-		"native portless": {
-			"workload \"w\" {\n  service \"web\" {\n    connect {\n\n      native = true\n    }\n  }\n}",
-			`w.hcl:5: ` + web + `connect: native: the service needs a port`,
-		},
-		"sidecar port": {
-			in("connect {\nsidecar_service {\n\nport = \"x\"\n}\n}"),
-			`w.hcl:10: ` + web + `connect: sidecar_service: port: the workload has no port "x"; it has http`,
-		},
-		"sidecar_task": {
-			in("connect {\nsidecar_service {}\nsidecar_task {\nresources {}\n}\n}"),
-			`w.hcl:9: ` + web +
-				`connect: sidecar_task: a proxy is a program of your choice; write a sidecar block in the workload instead`,
-		},
-		"transparent": {
-			connect("transparent_proxy {}"),
-			`w.hcl:10: ` + web +
-				`connect: sidecar_service: proxy: transparent_proxy: the node's network is not redirected for a workload; write upstreams blocks`,
-		},
-		"upstream key": {
-			connect("upstreams {\ndestination = \"a\"\n}"),
-			`w.hcl:10: ` + web + `connect: sidecar_service: proxy: upstreams: destination_name: is required` + "\n" +
-				`w.hcl:10: ` + web +
-				`connect: sidecar_service: proxy: upstreams: local_bind_port: is required, or local_bind_socket_path` + "\n" +
-				`w.hcl:11: ` + web + `connect: sidecar_service: proxy: upstreams: unsupported argument "destination"`,
-		},
-		"upstream port": {
-			connect("upstreams {\ndestination_name = \"db\"\nlocal_bind_port = 70000\n}"),
-			`w.hcl:12: ` + web +
-				`connect: sidecar_service: proxy: upstreams "db": local_bind_port: a number from 0 to 65535 is required, not 70000`,
-		},
-		"upstream label": {
-			connect("upstreams {\ndestination_name = \"db\"\nlocal_bind_port = \"db\"\n}"),
-			`w.hcl:12: ` + web + `connect: sidecar_service: proxy: upstreams "db": local_bind_port: the workload has no port "db"; it has http`,
-		},
-		"second upstream": {connect(
-			"upstreams {\ndestination_name = \"a\"\nlocal_bind_port = 1\n}\nupstreams {\ndestination_name = \"b\"\nlocal_bind_port = 1\n}"), `w.hcl:14: ` + web + `connect: sidecar_service: proxy: upstreams "b": another upstream binds 127.0.0.1:1 too`},
-		"config": {
-			connect("config = \"a\""),
-			`w.hcl:10: ` + web + `connect: sidecar_service: proxy: config: an object is required, not a string`,
-		},
-		"config twice": {
-			connect("config = {}\nconfig {}"),
-			`w.hcl:10: ` + web + `connect: sidecar_service: proxy: config: given as an argument and as a block`,
-		},
-		"key twice": {
-			connect("config {\na = 1\na {}\n}"),
-			`w.hcl:10: ` + web + `connect: sidecar_service: proxy: config.a: given as an argument and as a block`,
-		},
-		"config variable": {
-			connect("config {\na = [\"${nod.name}\"]\n}"),
-			`w.hcl:11: ` + web + `connect: sidecar_service: proxy: config.a: unknown variable ${nod.name}; ` + known,
-		},
-		"bind addresses": {
-			in("connect {\ngateway {\nproxy {\nenvoy_gateway_bind_addresses \"a\" {}\n}\nmesh {}\n}\n}"),
-			`w.hcl:10: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": address: is required` + "\n" +
-				`w.hcl:10: ` + web +
-				`connect: gateway: proxy: envoy_gateway_bind_addresses "a": port: a number from 1 to 65535 is required, not 0`,
-		},
-		"binds twice": {in(
-			"connect {\ngateway {\nproxy {\nenvoy_gateway_bind_addresses \"a\" {\naddress = \"::\"\nport = 1\n}\nenvoy_gateway_bind_addresses \"a\" {\naddress = \"::\"\nport = 1\n}\n}\nmesh {}\n}\n}"), `w.hcl:14: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": block given twice`},
-		"ingress": {
-			in("connect {\ngateway {\ningress {}\n}\n}"),
-			`w.hcl:9: ` + web + `connect: gateway: ingress: listeners: at least one listener is required`,
-		},
-		"listener": {in(
-			"connect {\ngateway {\ningress {\nlistener {\nport = 1\nservice {\nhosts = [\"a\"]\n}\n}\n}\n}\n}"), `w.hcl:12: ` +
+			`connect: gateway: proxy: envoy_gateway_bind_addresses "a": port: a number from 1 to 65535 is required, not 0`,
+		in(
+			"connect {\ngateway {\nproxy {\nenvoy_gateway_bind_addresses \"a\" {\naddress = \"::\"\nport = 1\n}\nenvoy_gateway_bind_addresses \"a\" {\naddress = \"::\"\nport = 1\n}\n}\nmesh {}\n}\n}"),
+		`w.hcl:14: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": block given twice`,
+		in("connect {\ngateway {\ningress {}\n}\n}"),
+		`w.hcl:9: ` + web + `connect: gateway: ingress: listeners: at least one listener is required`,
+		in(
+			"connect {\ngateway {\ningress {\nlistener {\nport = 1\nservice {\nhosts = [\"a\"]\n}\n}\n}\n}\n}"),
+		`w.hcl:12: ` +
 			web + `connect: gateway: ingress: listener: service: name: is required` + "\n" + `w.hcl:13: ` + web +
-			`connect: gateway: ingress: listener: service: hosts: a listener of tcp does not know the host`},
-		"mesh key": {
-			in("connect {\ngateway {\nmesh {\na = 1\n}\n}\n}"),
-			`w.hcl:10: ` + web + `connect: gateway: mesh: unsupported argument "a"`,
-		},
-		"linked": {in(
-			"connect {\ngateway {\nterminating {\nservice {\nname = \"a\"\nkey_file = \"/k\"\n}\n}\n}\n}"), `w.hcl:10: ` + web +
-			`connect: gateway: terminating: service "a": a client certificate needs ca_file, cert_file and key_file`},
-		"unknown variable": {
-			in("tags = [\"${port.htp}\"]"),
-			`w.hcl:7: ` + web + `tags: unknown variable ${port.htp}; ` + known,
-		},
-		"file variable": {
-			in("tags = [\"${bootstrap}\"]"),
-			`w.hcl:7: ` + web + `tags: unknown variable ${bootstrap}; ` + known,
-		},
-		"of Nomad": {
-			in("tags = [\"${NOMAD_ALLOC_ID}\"]"),
-			`w.hcl:7: ` + web + `tags: unknown variable ${NOMAD_ALLOC_ID}; ` + known,
-		},
-		"half a variable": {in("tags = [\"${node}\"]"), `w.hcl:7: ` + web + `tags: unknown variable ${node}; ` + known},
-		"condition": {
-			in("tags = [node.name == \"a\" ? \"b\" : \"c\"]"),
-			`w.hcl:7: ` + web + `tags: a variable can only stand in a text, as in "${node.name}": it has no value yet`,
-		},
-		"directive": {
-			in("tags = [\"%{ if node.name == \"a\" }b%{ endif }\"]"),
-			`w.hcl:7: ` + web + `tags: a variable can only stand in a text, as in "${node.name}": it has no value yet`,
-		},
-		"key": {
-			in("meta = { \"${node.name}\" = 1 }"),
-			`w.hcl:7: ` + web + `meta: a variable can only stand in a text, as in "${node.name}": it has no value yet`,
-		},
-		"function": {
-			in("tags = [upper(node.name)]"),
-			`w.hcl:7: ` + web + `tags: function calls not allowed: Functions may not be called here`,
-		},
-		"dollar": {
-			in("tags = [\"${\"$\"}${node.name}\"]"),
-			`w.hcl:7: ` + web + `tags: a $ cannot stand before ${node.name}`,
-		},
-		"NUL": {
-			in("tags = [\"\\u0000node.name\\u0000\"]"),
-			`w.hcl:7: ` + web + `tags: must not contain a NUL character`,
-		},
-		"NUL and variable": {
-			in("tags = [\"\\u0000x\\u0000${node.name}\"]"),
-			`w.hcl:7: ` + web + `tags: must not contain a NUL character`,
-		},
-		"half a NUL": {in("tags = [\"\\u0000\"]"), `w.hcl:7: ` + web + `tags: must not contain a NUL character`},
+			`connect: gateway: ingress: listener: service: hosts: a listener of tcp does not know the host`,
+		in("connect {\ngateway {\nmesh {\na = 1\n}\n}\n}"),
+		`w.hcl:10: ` + web + `connect: gateway: mesh: unsupported argument "a"`,
+		in(
+			"connect {\ngateway {\nterminating {\nservice {\nname = \"a\"\nkey_file = \"/k\"\n}\n}\n}\n}"),
+		`w.hcl:10: ` + web +
+			`connect: gateway: terminating: service "a": a client certificate needs ca_file, cert_file and key_file`,
+		in("tags = [\"${port.htp}\"]"), `w.hcl:7: ` + web + `tags: unknown variable ${port.htp}; ` + known,
+		in("tags = [\"${bootstrap}\"]"), `w.hcl:7: ` + web + `tags: unknown variable ${bootstrap}; ` + known,
+		in("tags = [\"${NOMAD_ALLOC_ID}\"]"), `w.hcl:7: ` + web + `tags: unknown variable ${NOMAD_ALLOC_ID}; ` + known,
+		in("tags = [\"${node}\"]"), `w.hcl:7: ` + web + `tags: unknown variable ${node}; ` + known,
+		in("tags = [node.name == \"a\" ? \"b\" : \"c\"]"),
+		`w.hcl:7: ` + web + `tags: a variable can only stand in a text, as in "${node.name}": it has no value yet`,
+		in("tags = [\"%{ if node.name == \"a\" }b%{ endif }\"]"),
+		`w.hcl:7: ` + web + `tags: a variable can only stand in a text, as in "${node.name}": it has no value yet`,
+		in("meta = { \"${node.name}\" = 1 }"),
+		`w.hcl:7: ` + web + `meta: a variable can only stand in a text, as in "${node.name}": it has no value yet`,
+		in("tags = [upper(node.name)]"),
+		`w.hcl:7: ` + web + `tags: function calls not allowed: Functions may not be called here`,
+		in("tags = [\"${\"$\"}${node.name}\"]"), `w.hcl:7: ` + web + `tags: a $ cannot stand before ${node.name}`,
+		in("tags = [\"\\u0000node.name\\u0000\"]"), `w.hcl:7: ` + web + `tags: must not contain a NUL character`,
+		in("tags = [\"\\u0000x\\u0000${node.name}\"]"), `w.hcl:7: ` + web + `tags: must not contain a NUL character`,
+		in("tags = [\"\\u0000\"]"), `w.hcl:7: ` + web + `tags: must not contain a NUL character`,
 
-		"network mode": {
-			"workload \"w\" {\n  network {\n    mode = \"bridge\"\n  }\n}",
-			`w.hcl:3: workload "w": network: mode: "bridge" is not supported: a workload has its node's network; leave it out, or write mode = "host"`,
-		},
-		"network key": {
-			"workload \"w\" {\n  network {\n    dns {}\n  }\n}",
-			`w.hcl:3: workload "w": network: dns: a workload has its node's resolver; leave it out`,
-		},
-		"two networks": {
-			"workload \"w\" {\n  network {}\n  network {}\n}",
-			`w.hcl:3: workload "w": network: block given twice, first on line 2`,
-		},
-		"to": {
-			"workload \"w\" {\n  network {\n    port \"a\" {\n      to = 80\n    }\n  }\n}",
-			`w.hcl:4: workload "w": network: port "a": to: a workload has its node's network, where a port is one number inside and outside; leave it out`,
-		},
-		"port label": {
-			"workload \"w\" {\n  network {\n    port \"80\" {}\n  }\n}",
-			`w.hcl:3: workload "w": network: port "80": "80" is no label: up to 63 letters, digits, - and _, beginning with a letter or _`,
-		},
-		"one label": {
-			"workload \"w\" {\n  network {\n    port \"a\" {}\n    port \"a\" {}\n  }\n}",
-			`w.hcl:4: workload "w": network: port "a": block given twice; each needs a label of its own`,
-		},
-		"one static": {"workload \"w\" {\n  network {\n    port \"a\" { static = 80 }\n    port \"b\" { static = 80 }\n  }\n}", `w.hcl:4: workload "w": network: port "b": static: 80 is that of port "a" too`},
-		"static": {
-			"workload \"w\" {\n  network {\n    port \"a\" { static = 0 }\n  }\n}",
-			`w.hcl:3: workload "w": network: port "a": static: a whole number from 1 to 65535 is required`,
-		},
-		"static text": {
-			"workload \"w\" {\n  network {\n    port \"a\" { static = \"http\" }\n  }\n}",
-			`w.hcl:3: workload "w": network: port "a": static: a whole number from 1 to 65535 is required`,
-		},
-		"canary": {
-			"workload \"w\" {\n  canary = 1\n}",
-			`w.hcl:2: workload "w": canary: true or false is required, not a number`,
-		},
-		"program variable": {
-			"workload \"w\" {\n  exec {\n    command = \"${bootstrap}\"\n  }\n}",
-			`w.hcl:3: workload "w": exec: command: variables are not allowed here; write $${ for a literal ${`,
-		},
-		"args variable": {
-			"workload \"w\" {\n  exec {\n    command = \"a\"\n    args = [\"${x}\"]\n  }\n}",
-			`w.hcl:4: workload "w": exec: args: unknown variable ${x}; known here are ${` +
-				strings.Join(vars.InPrograms(nil), "}, ${") + `}; write $${ for a literal ${`,
-		},
-		"sidecar of none": {
-			"workload \"w\" {\n  service \"a\" {}\n  sidecar {\n    command = [\"envoy\"]\n  }\n}",
-			`w.hcl:3: workload "w": sidecar: service: no service of the workload has a proxy; write a connect block with sidecar_service or gateway`,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := ParseWorkload("w.hcl", []byte(c.src))
-			wantProblems(t, err, c.want)
-		})
+		"workload \"w\" {\n  network {\n    mode = \"bridge\"\n  }\n}",
+		`w.hcl:3: workload "w": network: mode: "bridge" is not supported: a workload has its node's network; leave it out, or write mode = "host"`,
+		"workload \"w\" {\n  network {\n    dns {}\n  }\n}",
+		`w.hcl:3: workload "w": network: dns: a workload has its node's resolver; leave it out`,
+		"workload \"w\" {\n  network {}\n  network {}\n}",
+		`w.hcl:3: workload "w": network: block given twice, first on line 2`,
+		"workload \"w\" {\n  network {\n    port \"a\" {\n      to = 80\n    }\n  }\n}",
+		`w.hcl:4: workload "w": network: port "a": to: a workload has its node's network, where a port is one number inside and outside; leave it out`,
+		"workload \"w\" {\n  network {\n    port \"80\" {}\n  }\n}",
+		`w.hcl:3: workload "w": network: port "80": "80" is no label: up to 63 letters, digits, - and _, beginning with a letter or _`,
+		"workload \"w\" {\n  network {\n    port \"a\" {}\n    port \"a\" {}\n  }\n}",
+		`w.hcl:4: workload "w": network: port "a": block given twice; each needs a label of its own`,
+		"workload \"w\" {\n  network {\n    port \"a\" { static = 80 }\n    port \"b\" { static = 80 }\n  }\n}",
+		`w.hcl:4: workload "w": network: port "b": static: 80 is that of port "a" too`,
+		"workload \"w\" {\n  network {\n    port \"a\" { static = 0 }\n  }\n}",
+		`w.hcl:3: workload "w": network: port "a": static: a whole number from 1 to 65535 is required`,
+		"workload \"w\" {\n  network {\n    port \"a\" { static = \"http\" }\n  }\n}",
+		`w.hcl:3: workload "w": network: port "a": static: a whole number from 1 to 65535 is required`,
+		"workload \"w\" {\n  canary = 1\n}", `w.hcl:2: workload "w": canary: true or false is required, not a number`,
+		"workload \"w\" {\n  exec {\n    command = \"${bootstrap}\"\n  }\n}",
+		`w.hcl:3: workload "w": exec: command: variables are not allowed here; write $${ for a literal ${`,
+		"workload \"w\" {\n  exec {\n    command = \"a\"\n    args = [\"${x}\"]\n  }\n}",
+		`w.hcl:4: workload "w": exec: args: unknown variable ${x}; known here are ${` +
+			strings.Join(vars.InPrograms(nil), "}, ${") + `}; write $${ for a literal ${`,
+		"workload \"w\" {\n  service \"a\" {}\n  sidecar {\n    command = [\"envoy\"]\n  }\n}",
+		`w.hcl:3: workload "w": sidecar: service: no service of the workload has a proxy; write a connect block with sidecar_service or gateway`,
+	}, 2) {
+		src, want := pair[0], pair[1]
+		_, err := ParseWorkload("w.hcl", []byte(src))
+		wantProblems(t, err, want)
 	}
 }
 
@@ -569,32 +431,21 @@ func TestProblemsStandAtTheirLines(t *testing.T) {
 
 func TestBadSidecars(t *testing.T) {
 	const services = "service \"a\" {\n connect {\n sidecar_service {}\n }\n}\nservice \"b\" {\n connect {\n sidecar_service {}\n }\n}\nservice \"c\" {}\n"
-	for name, c := range map[string]struct{ src, want string }{
-		"which": {
-			"sidecar {\ncommand = [\"e\"]\n}",
-			`w.hcl:13: workload "w": sidecar: service: is required, since several services have a proxy: a, b`,
-		},
-		"no proxy": {
-			"sidecar {\nservice = \"c\"\ncommand = [\"e\"]\n}",
-			`w.hcl:14: workload "w": sidecar: service: "c" is no service with a proxy; these are: a, b`,
-		},
-		"twice": {
-			"sidecar {\nservice = \"a\"\ncommand = [\"e\"]\n}\nsidecar {\nservice = \"a\"\ncommand = [\"e\"]\n}",
-			`w.hcl:18: workload "w": sidecar: service: "a" has a sidecar already`,
-		},
-		"no command": {
-			"sidecar {\nservice = \"a\"\n}",
-			`w.hcl:13: workload "w": sidecar: command: is required: a list of the program and its arguments, such as ["envoy", "-c", "${bootstrap}"]`,
-		},
-		"env": {
-			"sidecar {\nservice = \"a\"\ncommand = [\"e\"]\nenv {\nA = []\n}\n}",
-			`w.hcl:17: workload "w": sidecar: env.A: a string is required, not a list`,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := ParseWorkload("w.hcl", []byte("workload \"w\" {\n"+services+c.src+"\n}"))
-			wantProblems(t, err, c.want)
-		})
+	for pair := range slices.Chunk([]string{
+		"sidecar {\ncommand = [\"e\"]\n}",
+		`w.hcl:13: workload "w": sidecar: service: is required, since several services have a proxy: a, b`,
+		"sidecar {\nservice = \"c\"\ncommand = [\"e\"]\n}",
+		`w.hcl:14: workload "w": sidecar: service: "c" is no service with a proxy; these are: a, b`,
+		"sidecar {\nservice = \"a\"\ncommand = [\"e\"]\n}\nsidecar {\nservice = \"a\"\ncommand = [\"e\"]\n}",
+		`w.hcl:18: workload "w": sidecar: service: "a" has a sidecar already`,
+		"sidecar {\nservice = \"a\"\n}",
+		`w.hcl:13: workload "w": sidecar: command: is required: a list of the program and its arguments, such as ["envoy", "-c", "${bootstrap}"]`,
+		"sidecar {\nservice = \"a\"\ncommand = [\"e\"]\nenv {\nA = []\n}\n}",
+		`w.hcl:17: workload "w": sidecar: env.A: a string is required, not a list`,
+	}, 2) {
+		src, want := pair[0], pair[1]
+		_, err := ParseWorkload("w.hcl", []byte("workload \"w\" {\n"+services+src+"\n}"))
+		wantProblems(t, err, want)
 	}
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,10 +32,10 @@ var nomadVolumes = map[string]struct {
 id           = "ebs_prod_db1"
 namespace    = "default"
 name         = "database"
-type         = "csi"
+type         = "CSI"
 plugin_id    = "aws-ebs0"
-capacity_max = "200G"
-capacity_min = "100G"
+capacity_max = "200 GiB"
+capacity_min = "100gib"
 
 capability {
   access_mode     = "single-node-reader-only"
@@ -68,7 +69,7 @@ parameters {
 }
 `, want: &hostv1.VolumeSpec{
 		Id: "ebs_prod_db1", Namespace: "default", Name: "database", Type: "csi", PluginId: "aws-ebs0",
-		CapacityMin: 100_000_000_000, CapacityMax: 200_000_000_000,
+		CapacityMin: 100 << 30, CapacityMax: 200 << 30,
 		Capabilities: append(one("single-node-reader-only", "file-system"), one("single-node-writer", "file-system")...),
 		MountOptions: &hostv1.MountOptions{FsType: "ext4", MountFlags: []string{"noatime"}},
 		TopologyRequest: &hostv1.TopologyRequest{
@@ -79,43 +80,6 @@ parameters {
 			Preferred: []*hostv1.Topology{at("topology.ebs.csi.aws.com/zone", "eu-west-1a", "rack", "R1")},
 		},
 		Parameters: map[string]string{"type": "gp3", "encrypted": "true", "iops": "3000"},
-	}},
-	"EFS": {src: `
-type        = "CSI"
-id          = "shared"
-name        = "shared"
-external_id = "fs-0123456789abcdef0:/data:fsap-0123456789abcdef0"
-plugin_id   = "aws-efs0"
-capability { access_mode = "multi-node-multi-writer", attachment_mode = "file-system" }
-`, want: &hostv1.VolumeSpec{
-		Id: "shared", Name: "shared", Type: "csi", PluginId: "aws-efs0",
-		ExternalId:   "fs-0123456789abcdef0:/data:fsap-0123456789abcdef0",
-		Capabilities: one("multi-node-multi-writer", "file-system"),
-	}},
-	"GCE persistent disk": {src: `
-id        = "postgres"
-name      = "postgres"
-type      = "csi"
-plugin_id = "gcepd"
-external_id = "projects/example/zones/europe-west1-b/disks/postgres"
-capability {
-  access_mode     = "single-node-writer"
-  attachment_mode = "file-system"
-}
-capability {
-  access_mode     = "single-node-writer"
-  attachment_mode = "block-device"
-}
-topology_request {
-  required { topology { segments { "topology.gke.io/zone" = "europe-west1-b" } } }
-}
-parameters { "replication-type" = "none" }
-`, want: &hostv1.VolumeSpec{
-		Id: "postgres", Name: "postgres", Type: "csi", PluginId: "gcepd",
-		ExternalId:      "projects/example/zones/europe-west1-b/disks/postgres",
-		Capabilities:    append(one("single-node-writer", "file-system"), one("single-node-writer", "block-device")...),
-		TopologyRequest: &hostv1.TopologyRequest{Required: []*hostv1.Topology{at("topology.gke.io/zone", "europe-west1-b")}},
-		Parameters:      map[string]string{"replication-type": "none"},
 	}},
 	"Azure disk": {src: `
 id          = "reports"
@@ -139,46 +103,12 @@ mount_options = { fs_type = "xfs" }
 		Context:      map[string]string{"cachingMode": "ReadOnly", "fsType": "xfs"},
 		MountOptions: &hostv1.MountOptions{FsType: "xfs"},
 	}},
-	"Ceph RBD": {src: `
-id           = "jenkins"
-name         = "jenkins"
-type         = "csi"
-plugin_id    = "ceph-csi"
-capacity_max = "20GiB"
-capacity_min = "10 GiB"
-
-capability {
-  access_mode     = "single-node-writer"
-  attachment_mode = "file-system"
-}
-
-secrets {
-  userID  = "admin"
-  userKey = "AQAlh9Rgg2vrDxAARy25T7KHabs6iskSHpAEAQ=="
-}
-
-parameters {
-  clusterID     = "e9ba69fa-67ff-5920-b374-84d5801edd19"
-  pool          = "rbd"
-  imageFeatures = "layering"
-}
-`, want: &hostv1.VolumeSpec{
-		Id: "jenkins", Name: "jenkins", Type: "csi", PluginId: "ceph-csi", CapacityMin: 10 << 30, CapacityMax: 20 << 30,
-		Capabilities: one("single-node-writer", "file-system"),
-		Secrets:      map[string]string{"userID": "admin", "userKey": "AQAlh9Rgg2vrDxAARy25T7KHabs6iskSHpAEAQ=="},
-		Parameters: map[string]string{
-			"clusterID": "e9ba69fa-67ff-5920-b374-84d5801edd19", "pool": "rbd", "imageFeatures": "layering",
-		},
-	}},
 	"CephFS": {src: `
-id        = "home"
-name      = "home"
+id        = "home[0]"
 type      = "csi"
 plugin_id = "ceph-fs"
-capability {
-  access_mode     = "multi-node-multi-writer"
-  attachment_mode = "file-system"
-}
+capability { access_mode     = "multi-node-multi-writer"
+             attachment_mode = "file-system" }
 secrets    { adminID = "admin" adminKey = "key==" }
 parameters {
   clusterID = "e9ba69fa",
@@ -187,73 +117,12 @@ parameters {
   "csi.storage.k8s.io/provisioner-secret-name" = "ceph"
 }
 `, want: &hostv1.VolumeSpec{
-		Id: "home", Name: "home", Type: "csi", PluginId: "ceph-fs",
+		Id: "home[0]", Name: "home[0]", Type: "csi", PluginId: "ceph-fs",
 		Capabilities: one("multi-node-multi-writer", "file-system"),
 		Secrets:      map[string]string{"adminID": "admin", "adminKey": "key=="},
 		Parameters: map[string]string{
 			"clusterID": "e9ba69fa", "fsName": "cephfs", "csi.storage.kind": "dotted",
 			"csi.storage.k8s.io/provisioner-secret-name": "ceph",
-		},
-	}},
-	"Hetzner": {src: `
-id           = "wordpress"
-name         = "wordpress"
-type         = "csi"
-plugin_id    = "csi.hetzner.cloud"
-capacity_min = "10gib"
-capability {
-  access_mode     = "single-node-writer"
-  attachment_mode = "file-system"
-}
-mount_options { fs_type = "ext4", mount_flags = ["discard", "defaults"] }
-`, want: &hostv1.VolumeSpec{
-		Id: "wordpress", Name: "wordpress", Type: "csi", PluginId: "csi.hetzner.cloud", CapacityMin: 10 << 30,
-		Capabilities: one("single-node-writer", "file-system"),
-		MountOptions: &hostv1.MountOptions{FsType: "ext4", MountFlags: []string{"discard", "defaults"}},
-	}},
-	"DigitalOcean": {src: `
-id           = "files"
-name         = "files"
-type         = "csi"
-plugin_id    = "digitalocean"
-capacity_min = 5368709120
-capacity_max = "5GiB"
-capability {
-  access_mode     = "single-node-writer"
-  attachment_mode = "file-system"
-}
-`, want: &hostv1.VolumeSpec{
-		Id: "files", Name: "files", Type: "csi", PluginId: "digitalocean", CapacityMin: 5 << 30, CapacityMax: 5 << 30,
-		Capabilities: one("single-node-writer", "file-system"),
-	}},
-	"NFS": {src: `
-type        = "csi"
-id          = "csi-nfs"
-name        = "csi-nfs"
-plugin_id   = "rocketduck-nfs"
-external_id = "csi-nfs"
-capability {
-  access_mode     = "multi-node-multi-writer"
-  attachment_mode = "file-system"
-}
-capability {
-  access_mode     = "multi-node-reader-only"
-  attachment_mode = "file-system"
-}
-context {
-  server = "192.0.2.7"
-  share  = "/srv/nfs"
-}
-mount_options {
-  fs_type = "nfs"
-  mount_flags = [ "timeo=30", "intr", "vers=4.1", "_netdev" , "nolock" ]
-}
-`, want: &hostv1.VolumeSpec{
-		Id: "csi-nfs", Name: "csi-nfs", Type: "csi", PluginId: "rocketduck-nfs", ExternalId: "csi-nfs",
-		Capabilities: append(one("multi-node-multi-writer", "file-system"), one("multi-node-reader-only", "file-system")...),
-		Context:      map[string]string{"server": "192.0.2.7", "share": "/srv/nfs"},
-		MountOptions: &hostv1.MountOptions{
-			FsType: "nfs", MountFlags: []string{"timeo=30", "intr", "vers=4.1", "_netdev", "nolock"},
 		},
 	}},
 	"SMB": {src: `
@@ -276,56 +145,6 @@ context = { source = "//smb.example.com/share" }
 		MountOptions: &hostv1.MountOptions{MountFlags: []string{"dir_mode=0777", "file_mode=0777", "uid=1000", "vers=3.0"}},
 		Secrets:      map[string]string{"username": "user", "password": "pass\n"},
 		Context:      map[string]string{"source": "//smb.example.com/share"},
-	}},
-	"democratic-csi": {src: `
-type            = "csi"
-id              = "media"
-name            = "media"
-plugin_id       = "org.democratic-csi.nfs"
-external_id     = "media"
-capability { access_mode = "multi-node-multi-writer"
-             attachment_mode = "file-system" }
-context {
-  node_attach_driver   = "nfs"
-  provisioner_driver   = "node-manual"
-  server               = "192.0.2.8"
-  share                = "/mnt/tank/media"
-}
-`, want: &hostv1.VolumeSpec{
-		Id: "media", Name: "media", Type: "csi", PluginId: "org.democratic-csi.nfs", ExternalId: "media",
-		Capabilities: one("multi-node-multi-writer", "file-system"),
-		Context: map[string]string{
-			"node_attach_driver": "nfs", "provisioner_driver": "node-manual", "server": "192.0.2.8", "share": "/mnt/tank/media",
-		},
-	}},
-	"hostpath": {src: `
-id = "test-volume0"
-name = "test-volume0"
-type = "csi"
-plugin_id = "hostpath-plugin0"
-
-capacity_min = "1MB"
-capacity_max = "1GB"
-
-capability {
-  access_mode     = "single-node-reader-only"
-  attachment_mode = "file-system"
-}
-
-capability {
-  access_mode     = "single-node-writer"
-  attachment_mode = "file-system"
-}
-
-secrets {
-  secret1 = "AAAA"
-  secret2 = "BBBB"
-}
-`, want: &hostv1.VolumeSpec{
-		Id: "test-volume0", Name: "test-volume0", Type: "csi", PluginId: "hostpath-plugin0",
-		CapacityMin: 1_000_000, CapacityMax: 1_000_000_000,
-		Capabilities: append(one("single-node-reader-only", "file-system"), one("single-node-writer", "file-system")...),
-		Secrets:      map[string]string{"secret1": "AAAA", "secret2": "BBBB"},
 	}},
 	"JuiceFS": {src: `
 type = "csi"
@@ -417,21 +236,6 @@ parameters {
 		Parameters: map[string]string{"csi.storage.k8s.io/fstype": "ext4", "size": "5"},
 		Secrets:    map[string]string{"example/secret": "xyzzy"},
 	}},
-	"an id of per_alloc": {src: `
-id          = "database[0]"
-name        = "database[0]"
-type        = "csi"
-external_id = "vol-0b756b75620d63af5"
-plugin_id   = "aws-ebs0"
-
-capability {
-  access_mode     = "single-node-writer"
-  attachment_mode = "file-system"
-}
-`, want: &hostv1.VolumeSpec{
-		Id: "database[0]", Name: "database[0]", Type: "csi", PluginId: "aws-ebs0", ExternalId: "vol-0b756b75620d63af5",
-		Capabilities: one("single-node-writer", "file-system"),
-	}},
 	"modes at the top level": {src: `
 type            = "csi"
 id              = "mysql"
@@ -513,11 +317,8 @@ func TestNomadVolumesAreRead(t *testing.T) {
 // What Nomad takes and Pannier does not, with the line to write instead.
 func TestNomadVolumesAreRefusedWithAReason(t *testing.T) {
 	with := func(line string) string { return goodVolume + line + "\n" }
-	for name, c := range map[string]struct {
-		file, src string
-		want      []string
-	}{
-		"host volume": {src: `
+	for pair := range slices.Chunk([]string{
+		`
 type      = "host"
 name      = "data"
 node_pool = "default"
@@ -525,119 +326,56 @@ plugin_id = "mkdir"
 capability {
   access_mode = "single-node-writer"
 }
-`, want: []string{`v.hcl:2: ` + ofHost}},
-		"keys of a job's volume block": {
-			src: with("per_alloc = true\nread_only = false\nsource = \"x\""), want: []string{
-				`v.hcl:8: per_alloc: ` + volumeFields.refused["per_alloc"],
-				`v.hcl:9: read_only: ` + ofWorkload,
-				`v.hcl:10: source: ` + ofWorkload,
-			},
-		},
-		"one capacity": {
-			src:  with(`capacity = "10GiB"`),
-			want: []string{`v.hcl:8: capacity: write capacity_min = "10GiB", and capacity_max for the most that it may have`},
-		},
-		"unit of a capacity": {
-			src:  with(`capacity_min = "10 Gigs"`),
-			want: []string{`v.hcl:8: capacity_min: "10 Gigs" is not a size such as "10GiB"`},
-		},
-		"an id with a slash": {
-			src: strings.Replace(goodVolume, `"v"`, `"data/0"`, 1),
-			want: []string{`v.hcl:1: id: "data/0" has the character '/': only visible ASCII characters other than '/' are ` +
-				`allowed; write id = "data-0"`},
-		},
-		"a request of the HTTP API": {
-			file: "v.json", src: `{"Volumes": [{"ID": "v"}]}`,
-			want: []string{
-				`v.json:1: Volumes: ` + ofHTTP,
-				`v.json:1: id: is required`,
-				`v.json:1: plugin_id: is required: the id of a CSI driver, as pannier driver status lists it`,
-				`v.json:1: type: is required; write type = "csi"`,
-				`v.json:1: capability: at least one block is required, such as capability { access_mode = "single-node-writer", attachment_mode = "file-system" }`,
-			},
-		},
-		"topology without a level": {
-			src: with(`topology_request { topology { segments { rack = "R1" } } }`),
-			want: []string{
-				`v.hcl:8: topology_request: topology: write required { topology { segments { ... } } }, or preferred`,
-			},
-		},
-		"segments twice": {
-			src:  with(`topology_request { required { topology { segments { a = "b" } segments { a = "c" } } } }`),
-			want: []string{`v.hcl:8: topology_request: required: topology: segments: block given twice, first on line 8`},
-		},
-		"one old mode": {
-			src:  "id = \"v\"\ntype = \"csi\"\nplugin_id = \"p\"\naccess_mode = \"single-node-writer\"",
-			want: []string{`v.hcl:1: attachment_mode: is required too, or a capability block with both`},
-		},
-		"another old mode": {
-			src: with("access_mode = \"multi-node-single-writer\"\nattachment_mode = \"file-system\""),
-			want: []string{
-				`v.hcl:8: access_mode: is in none of the capability blocks: leave it out here, or write a capability block with it`,
-			},
-		},
-		"booleans": {
-			src: with("parameters {\n encrypted = true\n}\nsecrets { tls = false }"),
-			want: []string{
-				`v.hcl:9: parameters.encrypted: write "true": Nomad gives the driver 1 or 0 for a boolean without quotes`,
-				`v.hcl:11: secrets.tls: write it in quotes: Nomad gives the driver 1 or 0 for a boolean without quotes`,
-			},
-		},
-		"octal": {
-			src: with("parameters { mode = 0755 }"),
-			want: []string{
-				`v.hcl:8: mode: Nomad reads a number with a leading zero as octal; write "0755", or the number that is meant`,
-			},
-		},
-		"a large number": {
-			src:  with("context { n = 100000000000000000000 }"),
-			want: []string{`v.hcl:8: context.n: write the number in quotes, as the driver is to get it`},
-		},
-		"interpolation": {
-			src:  with("parameters {\n path = \"/data/${x}\"\n}"),
-			want: []string{`v.hcl:9: parameters.path: variables are not allowed here; write $${ for a literal ${`},
-		},
-		"a directive": {
-			src:  with(`name = "100%{x}"`),
-			want: []string{`v.hcl:8: name: directives are not allowed here; write %%{ for a literal %{`},
-		},
-		"a key with a slash": {
-			src: with(`parameters { csi.storage.k8s.io/fstype = "ext4" }`),
-			want: []string{`v.hcl:8: after "csi.storage.k8s.io", an = and a value or a block in braces are required; ` +
-				`a key with other characters than letters, digits, '-', '_' and '.' needs quotes`},
-		},
-		"an object for a driver": {
-			src:  with(`parameters { a = { b = "c" } }`),
-			want: []string{`v.hcl:8: parameters.a: a string is required, not an object`},
-		},
-		"maps twice": {
-			src:  with("parameters { a = \"b\" }\nparameters = { c = \"d\" }"),
-			want: []string{`v.hcl:9: parameters: block given twice, first on line 8`},
-		},
-		"no end": {
-			src:  with("parameters {\n a = \"b\""),
-			want: []string{`v.hcl:8: a } is missing for the { on line 8`},
-		},
-		"too many ends": {
-			src:  with("}"),
-			want: []string{`v.hcl:8: an argument or a block is required here, not "}"`},
-		},
-		"flags in one text": {
-			src:  with(`mount_options { mount_flags = "noatime" }`),
-			want: []string{`v.hcl:8: mount_options: mount_flags: a list of strings is required, not a string`},
-		},
-		"an unknown mount option": {
-			src:  with(`mount_options { options = ["noatime"] }`),
-			want: []string{`v.hcl:8: mount_options: unsupported argument "options"`},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			file := c.file
-			if file == "" {
-				file = "v.hcl"
-			}
-			_, err := ParseVolume(file, []byte(c.src))
-			wantProblems(t, err, c.want...)
-		})
+`,
+		`v:2: ` + ofHost,
+		with("per_alloc = true\nread_only = false\nsource = \"x\""),
+		`v:8: per_alloc: ` + volumeFields.refused["per_alloc"] + "\n" +
+			`v:9: read_only: ` + ofWorkload + "\n" +
+			`v:10: source: ` + ofWorkload,
+		with(`capacity = "10GiB"`),
+		`v:8: capacity: write capacity_min = "10GiB", and capacity_max for the most that it may have`,
+		with(`capacity_min = "10 Gigs"`), `v:8: capacity_min: "10 Gigs" is not a size such as "10GiB"`,
+		strings.Replace(goodVolume, `"v"`, `"data/0"`, 1),
+		`v:1: id: "data/0" has the character '/': only visible ASCII characters other than '/' are ` +
+			`allowed; write id = "data-0"`,
+		`{"Volumes": [{"ID": "v"}]}`,
+		`v:1: Volumes: ` + ofHTTP + "\n" +
+			`v:1: id: is required` + "\n" +
+			`v:1: plugin_id: is required: the id of a CSI driver, as pannier driver status lists it` + "\n" +
+			`v:1: type: is required; write type = "csi"` + "\n" +
+			`v:1: capability: at least one block is required, such as capability { access_mode = "single-node-writer", attachment_mode = "file-system" }`,
+		with(`topology_request { topology { segments { rack = "R1" } } }`),
+		`v:8: topology_request: topology: write required { topology { segments { ... } } }, or preferred`,
+		with(`topology_request { required { topology { segments { a = "b" } segments { a = "c" } } } }`),
+		`v:8: topology_request: required: topology: segments: block given twice, first on line 8`,
+		"id = \"v\"\ntype = \"csi\"\nplugin_id = \"p\"\naccess_mode = \"single-node-writer\"",
+		`v:1: attachment_mode: is required too, or a capability block with both`,
+		with("access_mode = \"multi-node-single-writer\"\nattachment_mode = \"file-system\""),
+		`v:8: access_mode: is in none of the capability blocks: leave it out here, or write a capability block with it`,
+		with("parameters {\n encrypted = true\n}\nsecrets { tls = false }"),
+		`v:9: parameters.encrypted: write "true": Nomad gives the driver 1 or 0 for a boolean without quotes` + "\n" +
+			`v:11: secrets.tls: write it in quotes: Nomad gives the driver 1 or 0 for a boolean without quotes`,
+		with("parameters { mode = 0755 }"),
+		`v:8: mode: Nomad reads a number with a leading zero as octal; write "0755", or the number that is meant`,
+		with("context { n = 100000000000000000000 }"),
+		`v:8: context.n: write the number in quotes, as the driver is to get it`,
+		with("parameters {\n path = \"/data/${x}\"\n}"),
+		`v:9: parameters.path: variables are not allowed here; write $${ for a literal ${`,
+		with(`name = "100%{x}"`), `v:8: name: directives are not allowed here; write %%{ for a literal %{`,
+		with(`parameters { csi.storage.k8s.io/fstype = "ext4" }`),
+		`v:8: after "csi.storage.k8s.io", an = and a value or a block in braces are required; ` +
+			`a key with other characters than letters, digits, '-', '_' and '.' needs quotes`,
+		with(`parameters { a = { b = "c" } }`), `v:8: parameters.a: a string is required, not an object`,
+		with("parameters { a = \"b\" }\nparameters = { c = \"d\" }"),
+		`v:9: parameters: block given twice, first on line 8`,
+		with("parameters {\n a = \"b\""), `v:8: a } is missing for the { on line 8`,
+		with("}"), `v:8: an argument or a block is required here, not "}"`,
+		with(`mount_options { mount_flags = "noatime" }`),
+		`v:8: mount_options: mount_flags: a list of strings is required, not a string`,
+		with(`mount_options { options = ["noatime"] }`), `v:8: mount_options: unsupported argument "options"`,
+	}, 2) {
+		src, want := pair[0], pair[1]
+		_, err := ParseVolume("v", []byte(src))
+		wantProblems(t, err, want)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -115,159 +116,76 @@ func TestVolumeDefaults(t *testing.T) {
 func TestBadVolumes(t *testing.T) {
 	long := strings.Repeat("a", 129)
 	with := func(line string) string { return goodVolume + line + "\n" }
-	for name, c := range map[string]struct {
-		src  string
-		want []string
-	}{
-		"unknown key": {
-			with(`capacity_mni = 1`),
-			[]string{`v.hcl:8: unsupported argument "capacity_mni"; did you mean "capacity_min"?`},
-		},
-		"unknown key, no match": {with(`colour = 1`), []string{`v.hcl:8: unsupported argument "colour"`}},
-		"unknown block": {
-			with(`secret { a = "b" }`),
-			[]string{`v.hcl:8: unsupported block "secret"; did you mean "secrets"?`},
-		},
-		"argument as list of blocks": {
-			with(`mount_options = [{}]`),
-			[]string{`v.hcl:8: unsupported argument "mount_options"; did you mean to define a block of type "mount_options"?`},
-		},
-		"every problem is reported": {
-			with("capacity_mni = 1\ncolour = 2\nname = 3"),
-			[]string{
-				`v.hcl:8: unsupported argument "capacity_mni"; did you mean "capacity_min"?`,
-				`v.hcl:9: unsupported argument "colour"`, `v.hcl:10: name: a string is required, not a number`,
-			},
-		},
-		"syntax": {
-			with(`name = `),
-			[]string{`v.hcl:8: name: a value is required after the equals sign`},
-		},
-		"key twice": {
-			with(`id = "w"`),
-			[]string{`v.hcl:8: "id" was already set on line 1`},
-		},
-		"block twice": {
-			with("mount_options {}\nmount_options {}"),
-			[]string{`v.hcl:9: mount_options: block given twice, first on line 8`},
-		},
-		"unknown key in a block": {
-			with("mount_options {\n fstype = \"ext4\"\n}"),
-			[]string{`v.hcl:9: mount_options: unsupported argument "fstype"; did you mean "fs_type"?`},
-		},
-		"number for string": {with(`name = 5`), []string{`v.hcl:8: name: a string is required, not a number`}},
-		"list of numbers": {
-			with("mount_options {\nmount_flags = [1]\n}"),
-			[]string{`v.hcl:9: mount_options: mount_flags: element 0: a string is required, not a number`},
-		},
-		"string for list": {
-			with("mount_options {\nmount_flags = \"ro\"\n}"),
-			[]string{`v.hcl:9: mount_options: mount_flags: a list of strings is required, not a string`},
-		},
-		"capacity": {
-			with(`capacity_min = "ten"`),
-			[]string{`v.hcl:8: capacity_min: "ten" is not a size such as "10GiB"`},
-		},
-		"negative capacity": {
-			with(`capacity_min = -1`),
-			[]string{`v.hcl:8: capacity_min: a whole number from 0 to 9223372036854775807 is required`},
-		},
-		"fractional capacity": {
-			with(`capacity_min = 1.5`),
-			[]string{`v.hcl:8: capacity_min: a whole number from 0 to 9223372036854775807 is required`},
-		},
-		"capacity too large": {
-			with(`capacity_min = "100EiB"`),
-			[]string{`v.hcl:8: capacity_min: "100EiB" is not a size such as "10GiB"`},
-		},
-		"min above max": {
-			with("capacity_min = 2\ncapacity_max = 1"),
-			[]string{`v.hcl:8: capacity_min: is larger than capacity_max`},
-		},
-		"two sources": {
-			with("clone_id = \"a\"\nsnapshot_id = \"b\""),
-			[]string{`v.hcl:9: snapshot_id: clone_id is given too; a volume is made of one of them at most`},
-		},
-		"variable": {
-			with(`name = "${x}"`),
-			[]string{`v.hcl:8: name: variables are not allowed here; write $${ for a literal ${`},
-		},
-		"NUL": {with(`name = "\u0000"`), []string{`v.hcl:8: name: must not contain a NUL character`}},
-		"namespace": {
-			with(`namespace = "../x"`),
-			[]string{`v.hcl:8: namespace: "../x" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
-		},
-		"no topology segments": {
-			with("topology_request {\nrequired {\ntopology {}\n}\n}"),
-			[]string{`v.hcl:10: topology_request: required: topology: a segments block with at least one key is required`},
-		},
-		"parameter": {
-			with("parameters {\na = []\n}"),
-			[]string{`v.hcl:9: parameters.a: a string is required, not a list`},
-		},
-		"secret": {
-			with("secrets {\na = \"geheim${x}\"\n}"),
-			[]string{`v.hcl:9: secrets.a: a plain string is required; write $${ for a literal ${`},
-		},
-		"secret twice": {
-			with("secrets {\na = \"b\"\n}\nsecrets_from {\na = \"file:///x\"\n}"),
-			[]string{`v.hcl:12: secrets_from.a: the same key is in secrets`},
-		},
-		"secret in the open": {
-			with("secrets_from {\na = \"geheim\"\n}"),
-			[]string{`v.hcl:9: secrets_from.a: is not file:// and an absolute path`},
-		},
-		"secret not there": {
-			with("secrets_from {\na = \"file:///no/such\"\n}"),
-			[]string{`v.hcl:9: secrets_from.a: read the secret: open /no/such: no such file or directory`},
-		},
-		"secret not a file": {
-			with("secrets_from {\na = \"file:///dev/zero\"\n}"),
-			[]string{`v.hcl:9: secrets_from.a: read the secret: /dev/zero is not a regular file`},
-		},
-		"too deep": {"x = " + strings.Repeat("[", 100), []string{`v.hcl:1: nested deeper than 64 levels`}},
-		"capability twice": {
-			with(
-				"capability {\naccess_mode = \"single-node-writer\"\nattachment_mode = \"file-system\"\n}"),
-			[]string{`v.hcl:8: capability: access_mode "single-node-writer" with attachment_mode "file-system" given twice`},
-		},
-		"capability incomplete": {
-			with("capability {\n  access_mode = \"single-node-writer\"\n}"),
-			[]string{`v.hcl:8: capability: attachment_mode: is required`},
-		},
-		"modes": {with("capability {\naccess_mode = \"rw\"\nattachment_mode = \"disk\"\n}"), []string{
-			`v.hcl:9: capability: access_mode: "rw" is not one of single-node-reader-only, single-node-writer, single-node-single-writer, single-node-multi-writer, multi-node-reader-only, multi-node-single-writer, multi-node-multi-writer`,
+	for pair := range slices.Chunk([]string{
+		with(`capacity_mni = 1`), `v.hcl:8: unsupported argument "capacity_mni"; did you mean "capacity_min"?`,
+		with(`colour = 1`), `v.hcl:8: unsupported argument "colour"`,
+		with(`secret { a = "b" }`), `v.hcl:8: unsupported block "secret"; did you mean "secrets"?`,
+		with(`mount_options = [{}]`),
+		`v.hcl:8: unsupported argument "mount_options"; did you mean to define a block of type "mount_options"?`,
+		with("capacity_mni = 1\ncolour = 2\nname = 3"),
+		`v.hcl:8: unsupported argument "capacity_mni"; did you mean "capacity_min"?` + "\n" +
+			`v.hcl:9: unsupported argument "colour"` + "\n" +
+			`v.hcl:10: name: a string is required, not a number`,
+		with(`name = `), `v.hcl:8: name: a value is required after the equals sign`,
+		with(`id = "w"`), `v.hcl:8: "id" was already set on line 1`,
+		with("mount_options {}\nmount_options {}"), `v.hcl:9: mount_options: block given twice, first on line 8`,
+		with("mount_options {\n fstype = \"ext4\"\n}"),
+		`v.hcl:9: mount_options: unsupported argument "fstype"; did you mean "fs_type"?`,
+		with(`name = 5`), `v.hcl:8: name: a string is required, not a number`,
+		with("mount_options {\nmount_flags = [1]\n}"),
+		`v.hcl:9: mount_options: mount_flags: element 0: a string is required, not a number`,
+		with("mount_options {\nmount_flags = \"ro\"\n}"),
+		`v.hcl:9: mount_options: mount_flags: a list of strings is required, not a string`,
+		with(`capacity_min = "ten"`), `v.hcl:8: capacity_min: "ten" is not a size such as "10GiB"`,
+		with(`capacity_min = -1`), `v.hcl:8: capacity_min: a whole number from 0 to 9223372036854775807 is required`,
+		with(`capacity_min = 1.5`), `v.hcl:8: capacity_min: a whole number from 0 to 9223372036854775807 is required`,
+		with(`capacity_min = "100EiB"`), `v.hcl:8: capacity_min: "100EiB" is not a size such as "10GiB"`,
+		with("capacity_min = 2\ncapacity_max = 1"), `v.hcl:8: capacity_min: is larger than capacity_max`,
+		with("clone_id = \"a\"\nsnapshot_id = \"b\""),
+		`v.hcl:9: snapshot_id: clone_id is given too; a volume is made of one of them at most`,
+		with(`name = "${x}"`), `v.hcl:8: name: variables are not allowed here; write $${ for a literal ${`,
+		with(`name = "\u0000"`), `v.hcl:8: name: must not contain a NUL character`,
+		with(`namespace = "../x"`),
+		`v.hcl:8: namespace: "../x" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		with("topology_request {\nrequired {\ntopology {}\n}\n}"),
+		`v.hcl:10: topology_request: required: topology: a segments block with at least one key is required`,
+		with("parameters {\na = []\n}"), `v.hcl:9: parameters.a: a string is required, not a list`,
+		with("secrets {\na = \"geheim${x}\"\n}"),
+		`v.hcl:9: secrets.a: a plain string is required; write $${ for a literal ${`,
+		with("secrets {\na = \"b\"\n}\nsecrets_from {\na = \"file:///x\"\n}"),
+		`v.hcl:12: secrets_from.a: the same key is in secrets`,
+		with("secrets_from {\na = \"geheim\"\n}"), `v.hcl:9: secrets_from.a: is not file:// and an absolute path`,
+		with("secrets_from {\na = \"file:///no/such\"\n}"),
+		`v.hcl:9: secrets_from.a: read the secret: open /no/such: no such file or directory`,
+		with("secrets_from {\na = \"file:///dev/zero\"\n}"),
+		`v.hcl:9: secrets_from.a: read the secret: /dev/zero is not a regular file`,
+		"x = " + strings.Repeat("[", 100), `v.hcl:1: nested deeper than 64 levels`,
+		with(
+			"capability {\naccess_mode = \"single-node-writer\"\nattachment_mode = \"file-system\"\n}"),
+		`v.hcl:8: capability: access_mode "single-node-writer" with attachment_mode "file-system" given twice`,
+		with("capability {\n  access_mode = \"single-node-writer\"\n}"),
+		`v.hcl:8: capability: attachment_mode: is required`,
+		with("capability {\naccess_mode = \"rw\"\nattachment_mode = \"disk\"\n}"),
+		`v.hcl:9: capability: access_mode: "rw" is not one of single-node-reader-only, single-node-writer, single-node-single-writer, single-node-multi-writer, multi-node-reader-only, multi-node-single-writer, multi-node-multi-writer` + "\n" +
 			`v.hcl:10: capability: attachment_mode: "disk" is not one of file-system, block-device`,
-		}},
-		"nothing": {"", []string{
-			`v.hcl:1: id: is required`,
-			`v.hcl:1: plugin_id: is required: the id of a CSI driver, as pannier driver status lists it`,
-			`v.hcl:1: type: is required; write type = "csi"`,
+		"",
+		`v.hcl:1: id: is required` + "\n" +
+			`v.hcl:1: plugin_id: is required: the id of a CSI driver, as pannier driver status lists it` + "\n" +
+			`v.hcl:1: type: is required; write type = "csi"` + "\n" +
 			`v.hcl:1: capability: at least one block is required, such as capability { access_mode = "single-node-writer", attachment_mode = "file-system" }`,
-		}},
-		"id with a path": {
-			strings.Replace(goodVolume, `"v"`, `"../../etc"`, 1),
-			[]string{`v.hcl:1: id: "../../etc" has the character '/': only visible ASCII characters other than '/' are allowed; ` +
-				`write id = "etc"`},
-		},
-		"id of two dots": {strings.Replace(goodVolume, `"v"`, `".."`, 1), []string{`v.hcl:1: id: must not be ".."`}},
-		"id of 129": {
-			strings.Replace(goodVolume, `"v"`, `"`+long+`"`, 1),
-			[]string{`v.hcl:1: id: is longer than 128 characters (129)`},
-		},
-		"type": {
-			strings.Replace(goodVolume, `"csi"`, `"iscsi"`, 1),
-			[]string{`v.hcl:2: type: "iscsi" is not supported; write type = "csi"`},
-		},
-		"id with newline": {
-			strings.Replace(goodVolume, `"v"`, `"v\n"`, 1),
-			[]string{`v.hcl:1: id: "v\n" has the character '\n': only visible ASCII characters other than '/' are allowed; write id = "v"`},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := ParseVolume("v.hcl", []byte(c.src))
-			wantProblems(t, err, c.want...)
-		})
+		strings.Replace(goodVolume, `"v"`, `"../../etc"`, 1),
+		`v.hcl:1: id: "../../etc" has the character '/': only visible ASCII characters other than '/' are allowed; ` +
+			`write id = "etc"`,
+		strings.Replace(goodVolume, `"v"`, `".."`, 1), `v.hcl:1: id: must not be ".."`,
+		strings.Replace(goodVolume, `"v"`, `"`+long+`"`, 1), `v.hcl:1: id: is longer than 128 characters (129)`,
+		strings.Replace(goodVolume, `"csi"`, `"iscsi"`, 1),
+		`v.hcl:2: type: "iscsi" is not supported; write type = "csi"`,
+		strings.Replace(goodVolume, `"v"`, `"v\n"`, 1),
+		`v.hcl:1: id: "v\n" has the character '\n': only visible ASCII characters other than '/' are allowed; write id = "v"`,
+	}, 2) {
+		src, want := pair[0], pair[1]
+		_, err := ParseVolume("v.hcl", []byte(src))
+		wantProblems(t, err, want)
 	}
 }
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -130,134 +131,78 @@ func TestBadWorkloads(t *testing.T) {
 		return "workload \"w\" {\n  volume \"a\" {\n" + lines + "\n  }\n}\n"
 	}
 	good := "source = \"s\"\ndestination = \"/d\""
-	for name, c := range map[string]struct{ src, want string }{
-		"nothing": {"", `w.hcl:1: workload: a workload block with a name is required`},
-		"two": {
-			"workload \"a\" {}\nworkload \"b\" {}",
-			`w.hcl:2: workload: a second one in this file; write one file for each workload`,
-		},
-		"no label": {
-			"workload {}",
-			`w.hcl:1: missing name for workload: All workload blocks must have 1 labels (name)`,
-		},
-		"id": {
-			"workload \"../w\" {}",
-			`w.hcl:1: workload "../w": id "../w" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
-		},
-		"id of 129": {
-			`workload "` + strings.Repeat("a", 129) + `" {}`,
-			`w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id is longer than 128 characters (129)`,
-		},
-		"unknown key": {
-			"workload \"w\" {\nnamspace = \"a\"\n}",
-			`w.hcl:2: workload "w": unsupported argument "namspace"; did you mean "namespace"?`,
-		},
-		"namespace": {"workload \"w\" {\nnamespace = \"\"\n}", `w.hcl:2: workload "w": namespace: is required`},
-		"unknown volume key": {
-			volume(good + "\nreadonly = true"),
-			`w.hcl:5: workload "w": volume "a": unsupported argument "readonly"; did you mean "read_only"?`,
-		},
-		"no source": {volume(`destination = "/d"`), `w.hcl:2: workload "w": volume "a": source: is required: the id of a volume; ` +
-			`or driver, for one that the driver makes for this workload`},
-		"source and driver": {
-			volume("source = \"s\"\ndriver = \"d\"\ndestination = \"/d\""),
-			`w.hcl:3: workload "w": volume "a": source: is a volume that is registered, and driver makes one for this workload: ` +
-				`leave one out`,
-		},
-		"bad driver": {
-			volume("driver = \"a/b\"\ndestination = \"/d\""),
-			`w.hcl:3: workload "w": volume "a": driver: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
-		},
-		"attributes of a source": {
-			volume(good + "\nattributes {\nsize = \"1GiB\"\n}"),
-			`w.hcl:5: workload "w": volume "a": attributes: are those of a volume that a driver makes for this workload: ` +
-				`write driver instead of source`,
-		},
-		"attributes of the agent": {
-			volume("driver = \"d\"\ndestination = \"/d\"\nattributes = { \"csi.storage.k8s.io/pod.name\" = \"x\" }"),
-			`w.hcl:5: workload "w": volume "a": attributes: "csi.storage.k8s.io/pod.name" is set by the agent: leave it out`,
-		},
-		"modes of an ephemeral volume": {
-			volume("driver = \"d\"\ndestination = \"/d\"\naccess_mode = \"multi-node-multi-writer\"\n" +
-				"attachment_mode = \"block-device\""),
-			`w.hcl:5: workload "w": volume "a": access_mode: is "single-node-writer" for a volume that a driver makes for this ` +
-				"workload: leave it out\n" +
-				`w.hcl:6: workload "w": volume "a": attachment_mode: is "file-system" for a volume that a driver makes for this ` +
-				`workload: leave it out`,
-		},
-		"keys of a volume spec": {
-			volume("driver = \"d\"\ndestination = \"/d\"\nplugin_id = \"d\"\ncontext {}\nsecrets_from {}"),
-			`w.hcl:5: workload "w": volume "a": plugin_id: write driver = "ID" for a volume that the driver makes for this workload` +
-				"\n" + `w.hcl:6: workload "w": volume "a": context: ` + ofEphemeral +
-				"\n" + `w.hcl:7: workload "w": volume "a": secrets_from: ` + ofDriver,
-		},
-		"bad source": {
-			volume("source = \"a/b\"\ndestination = \"/d\""),
-			`w.hcl:3: workload "w": volume "a": source: "a/b" has the character '/': only visible ASCII characters other than '/' are allowed`,
-		},
-		"no destination": {
-			volume(`source = "s"`),
-			`w.hcl:2: workload "w": volume "a": destination: is required: an absolute path for the workload to find the volume at`,
-		},
-		"relative": {
-			volume("source = \"s\"\ndestination = \"d\""),
-			`w.hcl:4: workload "w": volume "a": destination: "d" is not an absolute path`,
-		},
-		"not clean": {
-			volume("source = \"s\"\ndestination = \"/a/../b\""),
-			`w.hcl:4: workload "w": volume "a": destination: "/a/../b" is not a clean path; write "/b"`,
-		},
-		"root": {
-			volume("source = \"s\"\ndestination = \"/\""),
-			`w.hcl:4: workload "w": volume "a": destination: must not be /`,
-		},
-		"read_only": {
-			volume(good + "\nread_only = \"yes\""),
-			`w.hcl:5: workload "w": volume "a": read_only: true or false is required, not a string`,
-		},
-		"attachment mode": {
-			volume(good + "\nattachment_mode = \"x\""),
-			`w.hcl:5: workload "w": volume "a": attachment_mode: "x" is not one of file-system, block-device`,
-		},
-		"volume twice": {
-			"workload \"w\" {\nvolume \"a\" {\n" + good +
-				"\n}\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/e\"\n}\n}",
-			`w.hcl:6: workload "w": volume "a": block given twice; each needs a name of its own`,
-		},
-		"one destination": {
-			"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"b\" {\n" + good + "\n}\n}",
-			`w.hcl:8: workload "w": volume "b": destination: "/d" is that of volume "a" too`,
-		},
-		"after itself": {
-			"workload \"w\" {\nafter = [\"v\", \"w\"]\n}",
-			`w.hcl:2: workload "w": after: "w" is this workload: it cannot wait for itself`,
-		},
-		"after twice": {
-			"workload \"w\" {\nafter = [\"v\"]\nreplaces = [\"v\"]\n}",
-			`w.hcl:3: workload "w": replaces: workload "v" is named twice`,
-		},
-		"after a bad name": {
-			"workload \"w\" {\nafter = [\"a/b/c\"]\n}",
-			`w.hcl:2: workload "w": after: "a/b/c" is neither ID nor NAMESPACE/ID of a workload: "b/c" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
-		},
-		"exec twice": {
-			"workload \"w\" {\nexec {\ncommand = \"a\"\n}\nexec {\ncommand = \"a\"\n}\n}",
-			`w.hcl:5: workload "w": exec: block given twice, first on line 2`,
-		},
-		"no command": {"workload \"w\" {\nexec {\n}\n}", `w.hcl:2: workload "w": exec: command: is required`},
-		"command": {
-			"workload \"w\" {\nexec {\ncommand = [\"a\"]\n}\n}",
-			`w.hcl:3: workload "w": exec: command: a string is required, not a list`,
-		},
-		"env": {
-			"workload \"w\" {\nexec {\ncommand = \"a\"\nenv = {}\n}\n}",
-			`w.hcl:4: workload "w": exec: unsupported argument "env"; did you mean to define a block of type "env"?`,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := ParseWorkload("w.hcl", []byte(c.src))
-			wantProblems(t, err, c.want)
-		})
+	for pair := range slices.Chunk([]string{
+		"", `w.hcl:1: workload: a workload block with a name is required`,
+		"workload \"a\" {}\nworkload \"b\" {}",
+		`w.hcl:2: workload: a second one in this file; write one file for each workload`,
+		"workload {}", `w.hcl:1: missing name for workload: All workload blocks must have 1 labels (name)`,
+		"workload \"../w\" {}",
+		`w.hcl:1: workload "../w": id "../w" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		`workload "` + strings.Repeat("a", 129) + `" {}`,
+		`w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id is longer than 128 characters (129)`,
+		"workload \"w\" {\nnamspace = \"a\"\n}",
+		`w.hcl:2: workload "w": unsupported argument "namspace"; did you mean "namespace"?`,
+		"workload \"w\" {\nnamespace = \"\"\n}", `w.hcl:2: workload "w": namespace: is required`,
+		volume(good + "\nreadonly = true"),
+		`w.hcl:5: workload "w": volume "a": unsupported argument "readonly"; did you mean "read_only"?`,
+		volume(`destination = "/d"`),
+		`w.hcl:2: workload "w": volume "a": source: is required: the id of a volume; ` +
+			`or driver, for one that the driver makes for this workload`,
+		volume("source = \"s\"\ndriver = \"d\"\ndestination = \"/d\""),
+		`w.hcl:3: workload "w": volume "a": source: is a volume that is registered, and driver makes one for this workload: ` +
+			`leave one out`,
+		volume("driver = \"a/b\"\ndestination = \"/d\""),
+		`w.hcl:3: workload "w": volume "a": driver: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		volume(good + "\nattributes {\nsize = \"1GiB\"\n}"),
+		`w.hcl:5: workload "w": volume "a": attributes: are those of a volume that a driver makes for this workload: ` +
+			`write driver instead of source`,
+		volume("driver = \"d\"\ndestination = \"/d\"\nattributes = { \"csi.storage.k8s.io/pod.name\" = \"x\" }"),
+		`w.hcl:5: workload "w": volume "a": attributes: "csi.storage.k8s.io/pod.name" is set by the agent: leave it out`,
+		volume("driver = \"d\"\ndestination = \"/d\"\naccess_mode = \"multi-node-multi-writer\"\n" +
+			"attachment_mode = \"block-device\""),
+		`w.hcl:5: workload "w": volume "a": access_mode: is "single-node-writer" for a volume that a driver makes for this ` +
+			"workload: leave it out\n" +
+			`w.hcl:6: workload "w": volume "a": attachment_mode: is "file-system" for a volume that a driver makes for this ` +
+			`workload: leave it out`,
+		volume("driver = \"d\"\ndestination = \"/d\"\nplugin_id = \"d\"\ncontext {}\nsecrets_from {}"),
+		`w.hcl:5: workload "w": volume "a": plugin_id: write driver = "ID" for a volume that the driver makes for this workload` +
+			"\n" + `w.hcl:6: workload "w": volume "a": context: ` + ofEphemeral +
+			"\n" + `w.hcl:7: workload "w": volume "a": secrets_from: ` + ofDriver,
+		volume("source = \"a/b\"\ndestination = \"/d\""),
+		`w.hcl:3: workload "w": volume "a": source: "a/b" has the character '/': only visible ASCII characters other than '/' are allowed`,
+		volume(`source = "s"`),
+		`w.hcl:2: workload "w": volume "a": destination: is required: an absolute path for the workload to find the volume at`,
+		volume("source = \"s\"\ndestination = \"d\""),
+		`w.hcl:4: workload "w": volume "a": destination: "d" is not an absolute path`,
+		volume("source = \"s\"\ndestination = \"/a/../b\""),
+		`w.hcl:4: workload "w": volume "a": destination: "/a/../b" is not a clean path; write "/b"`,
+		volume("source = \"s\"\ndestination = \"/\""), `w.hcl:4: workload "w": volume "a": destination: must not be /`,
+		volume(good + "\nread_only = \"yes\""),
+		`w.hcl:5: workload "w": volume "a": read_only: true or false is required, not a string`,
+		volume(good + "\nattachment_mode = \"x\""),
+		`w.hcl:5: workload "w": volume "a": attachment_mode: "x" is not one of file-system, block-device`,
+		"workload \"w\" {\nvolume \"a\" {\n" + good +
+			"\n}\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/e\"\n}\n}",
+		`w.hcl:6: workload "w": volume "a": block given twice; each needs a name of its own`,
+		"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"b\" {\n" + good + "\n}\n}",
+		`w.hcl:8: workload "w": volume "b": destination: "/d" is that of volume "a" too`,
+		"workload \"w\" {\nafter = [\"v\", \"w\"]\n}",
+		`w.hcl:2: workload "w": after: "w" is this workload: it cannot wait for itself`,
+		"workload \"w\" {\nafter = [\"v\"]\nreplaces = [\"v\"]\n}",
+		`w.hcl:3: workload "w": replaces: workload "v" is named twice`,
+		"workload \"w\" {\nafter = [\"a/b/c\"]\n}",
+		`w.hcl:2: workload "w": after: "a/b/c" is neither ID nor NAMESPACE/ID of a workload: "b/c" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		"workload \"w\" {\nexec {\ncommand = \"a\"\n}\nexec {\ncommand = \"a\"\n}\n}",
+		`w.hcl:5: workload "w": exec: block given twice, first on line 2`,
+		"workload \"w\" {\nexec {\n}\n}", `w.hcl:2: workload "w": exec: command: is required`,
+		"workload \"w\" {\nexec {\ncommand = [\"a\"]\n}\n}",
+		`w.hcl:3: workload "w": exec: command: a string is required, not a list`,
+		"workload \"w\" {\nexec {\ncommand = \"a\"\nenv = {}\n}\n}",
+		`w.hcl:4: workload "w": exec: unsupported argument "env"; did you mean to define a block of type "env"?`,
+	}, 2) {
+		src, want := pair[0], pair[1]
+		_, err := ParseWorkload("w.hcl", []byte(src))
+		wantProblems(t, err, want)
 	}
 	_, err := ParseWorkload("w.json", []byte(`{"workload": {"w": {"exec": {"command": "a", "env": {"A=B": "c"}}}}}`))
 	wantProblems(t, err, `w.json:1: workload "w": exec: env: "A=B" cannot be the name of a variable`)

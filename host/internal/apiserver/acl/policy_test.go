@@ -2,63 +2,49 @@ package acl
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 )
 
 func TestParseRefuses(t *testing.T) {
-	for name, c := range map[string]struct{ text, says string }{
-		"empty":        {``, "line 1: it says nothing"},
-		"syntax":       {"namespace \"a\" {\n  policy = \n}", "line 2:"},
-		"a block":      {"node { policy = \"read\" }\nquota { policy = \"read\" }", `line 2: unknown key "quota"`},
-		"near a block": {`namespaces "a" { policy = "read" }`, `unknown key "namespaces"; did you mean "namespace"?`},
-		"near an argument": {
-			"namespace \"a\" {\n  capabilitys = []\n}",
-			`line 2: namespace "a": unknown key "capabilitys"; did you mean "capabilities"?`,
-		},
-		"a capability": {
-			"namespace \"a\" {\n  capabilities = [\"csi-read-volumes\"]\n}",
-			`line 2: namespace "a".capabilities: "csi-read-volumes" is not one of`,
-		},
-		"near capability": {`namespace "a" { capabilities = ["csi-read-volumes"] }`, `did you mean "csi-read-volume"?`},
-		"a policy": {
-			`namespace "a" { policy = "wirte" }`,
-			`"wirte" is not one of "deny", "read", "write"; did you mean "write"?`,
-		},
-		"list of nodes": {`node { policy = "list" }`, `node.policy: "list" is not one of "deny", "read", "write"`},
-		"no policy":     {`plugin {}`, `plugin: missing required argument`},
-		"nothing in it": {`namespace "a" {}`, `namespace "a": policy, capabilities or services is missing`},
-		"a service": {
-			"namespace \"a\" {\n  services = [\"shop-*\", \"a/b\"]\n}",
-			`line 2: namespace "a".services: "a/b": the name of a service has`,
-		},
-		"no list of services": {`namespace "a" { services = "shop" }`, `namespace "a".services: a list of strings is required`},
-		"a number":            {`node { policy = 3 }`, `node.policy: a string is required`},
-		"null":                {`node { policy = null }`, `node.policy: a string is required`},
-		"not a list":          {`namespace "a" { capabilities = "deny" }`, `a list of strings is required`},
-		"a list of lists":     {`namespace "a" { capabilities = [[]] }`, `a list of strings is required`},
-		"a variable":          {`node { policy = x }`, `node.policy: variables not allowed`},
-		"twice": {
-			"node { policy = \"read\" }\nnode { policy = \"read\" }",
-			`line 2: node: block given twice, first on line 1`,
-		},
-		"a namespace twice": {
-			"namespace \"a\" { policy = \"read\" }\nnamespace \"a\" { policy = \"deny\" }",
-			`line 2: namespace "a": block given twice`,
-		},
-		"a pattern":   {`namespace "a b" { policy = "read" }`, `letters, digits and - _ . only`},
-		"no pattern":  {`namespace { policy = "read" }`, `line 1: missing name`},
-		"two labels":  {`namespace "a" "b" { policy = "read" }`, `line 1: `},
-		"json":        {`{"node": {"polcy": "read"}}`, `unknown key "polcy"; did you mean "policy"?`},
-		"all of them": {"quota {}\nnode { policy = \"x\" }", `line 1: unknown key "quota"; line 2: node.policy`},
-		"too long":    {"#" + strings.Repeat("x", maxText), "more than 65536 bytes"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := Parse(c.text)
-			if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v, want %q", err, c.says)
-			}
-		})
+	for pair := range slices.Chunk([]string{
+		``, "line 1: it says nothing",
+		"namespace \"a\" {\n  policy = \n}", "line 2:",
+		"node { policy = \"read\" }\nquota { policy = \"read\" }", `line 2: unknown key "quota"`,
+		`namespaces "a" { policy = "read" }`, `unknown key "namespaces"; did you mean "namespace"?`,
+		"namespace \"a\" {\n  capabilitys = []\n}",
+		`line 2: namespace "a": unknown key "capabilitys"; did you mean "capabilities"?`,
+		"namespace \"a\" {\n  capabilities = [\"csi-read-volumes\"]\n}",
+		`line 2: namespace "a".capabilities: "csi-read-volumes" is not one of`,
+		`namespace "a" { capabilities = ["csi-read-volumes"] }`, `did you mean "csi-read-volume"?`,
+		`namespace "a" { policy = "wirte" }`, `"wirte" is not one of "deny", "read", "write"; did you mean "write"?`,
+		`node { policy = "list" }`, `node.policy: "list" is not one of "deny", "read", "write"`,
+		`plugin {}`, `plugin: missing required argument`,
+		`namespace "a" {}`, `namespace "a": policy, capabilities or services is missing`,
+		"namespace \"a\" {\n  services = [\"shop-*\", \"a/b\"]\n}",
+		`line 2: namespace "a".services: "a/b": the name of a service has`,
+		`namespace "a" { services = "shop" }`, `namespace "a".services: a list of strings is required`,
+		`node { policy = 3 }`, `node.policy: a string is required`,
+		`node { policy = null }`, `node.policy: a string is required`,
+		`namespace "a" { capabilities = "deny" }`, `a list of strings is required`,
+		`namespace "a" { capabilities = [[]] }`, `a list of strings is required`,
+		`node { policy = x }`, `node.policy: variables not allowed`,
+		"node { policy = \"read\" }\nnode { policy = \"read\" }", `line 2: node: block given twice, first on line 1`,
+		"namespace \"a\" { policy = \"read\" }\nnamespace \"a\" { policy = \"deny\" }",
+		`line 2: namespace "a": block given twice`,
+		`namespace "a b" { policy = "read" }`, `letters, digits and - _ . only`,
+		`namespace { policy = "read" }`, `line 1: missing name`,
+		`namespace "a" "b" { policy = "read" }`, `line 1: `,
+		`{"node": {"polcy": "read"}}`, `unknown key "polcy"; did you mean "policy"?`,
+		"quota {}\nnode { policy = \"x\" }", `line 1: unknown key "quota"; line 2: node.policy`,
+		"#" + strings.Repeat("x", maxText), "more than 65536 bytes",
+	}, 2) {
+		text, says := pair[0], pair[1]
+		_, err := Parse(text)
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), says) {
+			t.Errorf("got %v, want %q", err, says)
+		}
 	}
 }
 
@@ -214,7 +200,8 @@ func TestServices(t *testing.T) {
 		"all":           {[]string{`namespace "a" { services = ["*"] }`}, []string{"a payments"}, []string{"b payments"}},
 		"none of these": {[]string{`namespace "a" { services = [] }`}, nil, []string{"a web"}},
 		"added": {
-			[]string{`namespace "a" { policy = "write" }`, `namespace "a" { services = ["x"] }`, `namespace "a" { services = ["y"] }`},
+			[]string{`namespace "a" { policy = "write" }`, `namespace "a" { services = ["x"] }`,
+				`namespace "a" { services = ["y"] }`},
 			[]string{"a x", "a y"},
 			[]string{"a z"},
 		},
@@ -287,7 +274,8 @@ node { policy = "write" }`)
 	}
 	for name, r := range map[string]*Rules{"management": Management, "a policy": Merge(team)} {
 		bound := r.Within([]string{"dev", "shop-*"})
-		for namespace, want := range map[string]bool{"dev": true, "shop-1": true, "shop": false, "prod": false, "dev2": false} {
+		for namespace, want := range map[string]bool{"dev": true, "shop-1": true, "shop": false, "prod": false,
+			"dev2": false} {
 			if got := bound.AllowNamespace(namespace, SubmitWorkload); got != want {
 				t.Errorf("%s in %q: %t", name, namespace, got)
 			}
