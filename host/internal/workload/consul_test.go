@@ -24,7 +24,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// consul is Consul with its plugins, in a file as the ledger is. Tokens are minted, or with life set returned by
+// consul is Consul with its plugins, in a file. Tokens are minted, or with life set returned by
 // login.
 type consul struct {
 	*hooks
@@ -104,12 +104,8 @@ func (c *consul) forget() error {
 
 func (c *consul) Intend(ctx context.Context, t claim.Token) error {
 	return c.call(ctx, "intend", t.Service, func() error {
-		return c.ledger.change(func(s *ledgerState) error {
-			if !slices.ContainsFunc(s.Tokens, func(o claim.Token) bool { return o.ID == t.ID }) {
-				s.Tokens = append(s.Tokens, t)
-			}
-			return t.Validate()
-		})
+		_, err := c.ledger.node.PutToken(ctx, t)
+		return err
 	})
 }
 
@@ -156,19 +152,15 @@ func (c *consul) Revoke(ctx context.Context, t claim.Token, secret string) error
 		if err != nil {
 			return err
 		}
-		return c.ledger.change(func(s *ledgerState) error {
-			s.Tokens = slices.DeleteFunc(s.Tokens, func(o claim.Token) bool { return o.ID == t.ID })
-			return nil
-		})
+		_, err = c.ledger.node.DeleteTokens(ctx, t.ID)
+		return err
 	})
 }
 
 func (c *consul) Forget(ctx context.Context, t claim.Token) error {
 	return c.call(ctx, "forget", t.Service, func() error {
-		return c.ledger.change(func(s *ledgerState) error {
-			s.Tokens = slices.DeleteFunc(s.Tokens, func(o claim.Token) bool { return o.ID == t.ID })
-			return nil
-		})
+		_, err := c.ledger.node.DeleteTokens(ctx, t.ID)
+		return err
 	})
 }
 
@@ -272,17 +264,9 @@ func (c *consul) changed() int {
 
 // intends reports whether the ledger has the token, of a workload that runs.
 func (l *ledger) intends(t claim.Token) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.state.Tokens, func(o claim.Token) bool { return o.ID == t.ID && o.SamePurpose(t) }) &&
-		slices.ContainsFunc(l.state.Workloads,
-			func(w claim.Workload) bool { return w.Ref == t.Workload && w.Status == claim.Running })
-}
-
-func (l *ledger) tokens() []claim.Token {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.state.Tokens)
+	w, err := l.Workload(context.Background(), t.Workload)
+	return err == nil && w.Status == claim.Running &&
+		slices.ContainsFunc(l.tokens(), func(o claim.Token) bool { return o.ID == t.ID && o.SamePurpose(t) })
 }
 
 // newID makes the ID of a token.

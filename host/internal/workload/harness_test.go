@@ -58,7 +58,7 @@ type host struct {
 // openHost opens what a host needs, without calling Manager.Open.
 func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	layout := mounts.Layout{Dir: filepath.Join(dir, "csi")}
-	l, err := openLedger(filepath.Join(dir, "ledger.json"), layout, h, wrong)
+	l, err := openLedger(filepath.Join(dir, "ledger"), layout, h, wrong)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +167,7 @@ func (h *host) open(t *testing.T) {
 // shut ends the host as the end of its process would. It may be called again.
 func (h *host) shut(t *testing.T) {
 	t.Helper()
-	if err := errors.Join(h.Close(), h.journal.Close()); err != nil {
+	if err := errors.Join(h.Close(), h.journal.Close(), h.ledger.node.Close()); err != nil {
 		t.Errorf("close the host: %v", err)
 	}
 }

@@ -226,11 +226,13 @@ func TestUnknownTokensAndFilesAreRemoved(t *testing.T) {
 	h.start(t, withServices(spec("w"), sidecar("web")))
 	ctx := t.Context()
 	stray := claim.Token{ID: newID(), Workload: ref("w"), Node: here, Service: "web", Consul: "default"}
-	other := claim.Token{ID: newID(), Workload: ref("w"), Node: "elsewhere", Service: "web", Consul: "default"}
+	other := claim.Token{ID: newID(), Workload: ref("other"), Node: "elsewhere", Service: "web", Consul: "default"}
+	_, err := h.ledger.StartWorkload(ctx, claim.Run{Ref: other.Workload, Node: other.Node}, nil, nil)
+	check.NoError(t, err)
 	for _, tok := range []claim.Token{stray, other} {
 		check.NoError(t, h.consul.Intend(ctx, tok))
 	}
-	_, _, err := h.consul.Derive(ctx, stray)
+	_, _, err = h.consul.Derive(ctx, stray)
 	check.NoError(t, err)
 	gone := secretsdir.Place{Namespace: "default", Workload: "gone", Service: "web"}
 	check.NoError(t, h.SecretsDir.Write(gone, "si_token", nil, bob))

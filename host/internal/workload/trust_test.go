@@ -67,13 +67,10 @@ func TestVolumesGiveNobodyRights(t *testing.T) {
 // withFlags changes the mount flags of a registered volume, as a server that checks nothing would have registered it.
 func (h *host) withFlags(t *testing.T, id string, flags ...string) {
 	t.Helper()
-	check.NoError(t, h.ledger.change(func(s *ledgerState) error {
-		v, err := s.volume(volumeRef(id))
-		if err == nil {
-			v.MountOptions.Flags = flags
-		}
-		return err
-	}))
+	v, err := h.ledger.Volume(t.Context(), volumeRef(id))
+	check.NoError(t, err)
+	v.MountOptions.Flags = flags
+	check.NoError(t, h.ledger.add(v))
 }
 
 // A tenant's mount flags reach the driver only if its operator allows them, also those of a volume that is in the

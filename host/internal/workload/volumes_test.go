@@ -266,13 +266,14 @@ func TestLeftovers(t *testing.T) {
 	hand, err := os.Create(filepath.Join(busy, "file"))
 	check.NoError(t, err)
 	defer hand.Close()
-	check.NoError(t, h.ledger.change(func(s *ledgerState) error {
-		s.Claims = append(s.Claims, claim.Claim{
-			Volume: volumeRef("claimed"), Workload: ref("old"), Node: here,
-			State: claim.Unpublishing,
-		})
-		return nil
-	}))
+	old := claim.Run{Ref: ref("old"), Node: here}
+	h.volume(t, full, "claimed")
+	_, err = h.ledger.StartWorkload(t.Context(), old, []claim.Claim{{
+		Volume: volumeRef("claimed"), Workload: ref("old"), Node: here, Mode: claim.Write,
+		AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem,
+	}}, nil)
+	check.NoError(t, err)
+	check.NoError(t, h.ledger.EndWorkload(t.Context(), old))
 
 	left, err := h.Open(t.Context())
 	if err != nil || len(left) != 1 || !strings.Contains(left[0], busy) || !strings.Contains(left[0], "busy") {
