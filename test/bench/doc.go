@@ -78,8 +78,8 @@
 //
 // Swaps. A call is due every millisecond and its time counts from then. After five seconds without
 // swaps, 50 good and 50 bad binaries (twelve ways) are renamed into the plugin directory. Extra
-// is the time above the median of the first five seconds. A renamed file is taken at once, so the
-// time until a new generation serves has no wait in it.
+// is the time above the median of the first five seconds. A file is taken 100 ms after it was renamed, so the
+// time until a new generation serves has that wait in it.
 //
 // Binaries that fail. 25 new binaries come up well and answer every call with
 // Internal, while a call is due every millisecond. No probe refuses them. Each serves from the end

@@ -61,7 +61,6 @@ func (g *generation) acquire() (release func(), ok bool) {
 		return nil, false
 	}
 	g.users++
-	g.run.meter.called()
 	return sync.OnceFunc(func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()

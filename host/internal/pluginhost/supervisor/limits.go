@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -65,10 +64,6 @@ const (
 	// is firstLook again while the process is above half of a limit.
 	firstLook   = 50 * time.Millisecond
 	longestLook = 2 * time.Second
-	// idleLook is the pause for a process that does nothing, until it is called: it has used at most idleCores of a
-	// core since the look before. A process cannot get more memory without using the processor.
-	idleLook  = 10 * time.Second
-	idleCores = 0.005
 )
 
 // busyRule says when a plugin counts as busy: it has used at least this many cores without a pause for this long.
@@ -88,28 +83,15 @@ type meter struct {
 	giveUp   context.CancelCauseFunc
 	exceeded chan struct{} // closed when it exceeds a limit
 	why      error         // the overLimit; set before exceeded is closed
-	resting  atomic.Bool   // the next look is idleLook away
-	woken    chan struct{} // receives when it has been called meanwhile
 }
 
 // newMeter makes the meter of a new process.
 func (i *instance) newMeter(giveUp context.CancelCauseFunc) *meter {
 	return &meter{
 		spec: i.spec, busy: i.sup.busy, giveUp: giveUp, exceeded: make(chan struct{}),
-		woken: make(chan struct{}, 1),
 		tell: func(message string) {
 			i.set(EventBusy, message, func(*Status) {})
 		},
-	}
-}
-
-// called says that the process gets something to do: it is measured soon.
-func (m *meter) called() {
-	if m.resting.Load() && m.resting.CompareAndSwap(true, false) {
-		select {
-		case m.woken <- struct{}{}:
-		default:
-		}
 	}
 }
 
@@ -122,9 +104,6 @@ func (m *meter) run(proc *process.Process, detached <-chan struct{}) {
 			return
 		case <-detached:
 			return
-		case <-m.woken:
-			pause = longestLook
-			continue
 		case <-time.After(pause):
 		}
 		now, at := proc.Usage(), time.Now()
@@ -134,29 +113,19 @@ func (m *meter) run(proc *process.Process, detached <-chan struct{}) {
 			m.giveUp(err)
 			return
 		}
-		idle := spell.rested(at, now.CPU)
 		if spell.update(at, now.CPU, m.busy) {
 			m.tell(fmt.Sprintf("process %d has used %.1f cores for %v", proc.PID(), spell.cores(), m.busy.after))
 		}
-		pause = m.nextLook(pause, at, now, idle)
-		m.resting.Store(pause > longestLook)
+		pause = m.nextLook(pause, now)
 	}
 }
 
-// nextLook returns the pause after a look that found u; idle: the process has done nothing since the look before.
-func (m *meter) nextLook(pause time.Duration, at time.Time, u process.Usage, idle bool) time.Duration {
+// nextLook returns the pause after a look that found u.
+func (m *meter) nextLook(pause time.Duration, u process.Usage) time.Duration {
 	if most := m.spec.limits(); u.Memory > most.Memory/2 || u.Processes > most.Processes/2 {
 		return firstLook
 	}
-	if pause *= 2; pause <= longestLook {
-		return pause
-	}
-	every := longestLook
-	if idle {
-		every = idleLook
-	}
-	// All plugins are measured at the same time, so that an idle host wakes up once for them.
-	return at.Truncate(every).Add(every).Sub(at)
+	return min(2*pause, longestLook)
 }
 
 // busySpell is a time in which a process was busy without a pause.
@@ -164,11 +133,6 @@ type busySpell struct {
 	began, seen       time.Time
 	beganCPU, seenCPU time.Duration
 	told              bool
-}
-
-// rested says whether a process that has now used cpu has done nothing since the last update.
-func (s *busySpell) rested(now time.Time, cpu time.Duration) bool {
-	return !s.seen.IsZero() && float64(cpu-s.seenCPU) <= idleCores*float64(now.Sub(s.seen))
 }
 
 // update records the CPU time that a process has used so far. It returns true once a spell, when the process

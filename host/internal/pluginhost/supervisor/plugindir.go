@@ -17,7 +17,6 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/filewatch"
-	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/trusted"
 )
 
@@ -106,8 +105,8 @@ func ignored(file string) bool {
 }
 
 const (
-	// settleTime is how long the plugin directory must be unchanged before what is wrong in it is reported: a file that
-	// is being copied changes all the time. A file that is renamed into place is taken at once.
+	// settleTime is how long the plugin directory must be unchanged before it is read: a file that is being copied
+	// changes all the time.
 	settleTime = 100 * time.Millisecond
 	// rewatchEvery is how often a watch is tried again if the plugin directory does not exist or cannot be
 	// watched, and how often it is checked where links in it lead.
@@ -131,13 +130,9 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case event := <-watcher.Events:
+		case <-watcher.Events:
 			s.unsettled.Store(true)
 			settled.Reset(settleTime)
-			if event.Has(fsnotify.Create) && arrivedWhole(event.Name) {
-				s.recheckFile(event.Name)
-				s.rescan()
-			}
 		case err := <-watcher.Errors: // the queue overflowed
 			s.log.Warn("changes of the plugin directory may have been missed; it is read again", "error", err)
 			settled.Reset(settleTime)
@@ -152,20 +147,6 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 			}
 		}
 	}
-}
-
-// arrivedWhole reports whether a file that has just appeared is complete, as after a rename: a file that is being
-// copied has just been opened for writing.
-func arrivedWhole(path string) bool {
-	if ignored(filepath.Base(path)) {
-		return false
-	}
-	f, err := openRegular(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return program.CheckWhole(f) == nil
 }
 
 // openRegular opens a file without waiting for anything.
@@ -227,21 +208,6 @@ func (s *Supervisor) watchAll(watcher *fsnotify.Watcher) (added bool, again <-ch
 		again = time.After(rewatchEvery)
 	}
 	return added, again
-}
-
-// recheckFile makes the plugin of a file that is known already check which binary should run. The kernel lets nobody
-// list a directory until a rename in it has freed what it replaced, which takes as long as hashing it.
-func (s *Supervisor) recheckFile(path string) {
-	if trusted.Dir(s.cfg.PluginDir) != nil {
-		return // rescan says why
-	}
-	s.imu.RLock()
-	defer s.imu.RUnlock()
-	for name, files := range s.found {
-		if i := s.instances[name]; i != nil && slices.ContainsFunc(files, func(f file) bool { return f.path == path }) {
-			i.recheck()
-		}
-	}
 }
 
 // rescan reads the plugin directory, starts new plugins, and makes all instances check which binary should run.
