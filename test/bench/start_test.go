@@ -35,8 +35,8 @@ func measureStart(b *testing.B, r *table.Section) {
 		}
 	}
 	r.Add(
-		first.Row("exec → ready, for the first time, p50", 0.5).Most(35),
-		again.Row("exec → ready after kill -9, plugin and driver alive, p50", 0.5).Most(20),
+		first.Row("exec → ready, for the first time, p50", 0.5).Most(80),
+		again.Row("exec → ready after kill -9, plugin and driver alive, p50", 0.5).Most(60),
 	)
 }
 

@@ -180,28 +180,27 @@ type agent struct {
 	manager   *servicemanager.Manager   // nil: none has started this agent
 	yieldLead func(ctx context.Context) // makes another server lead, if this one does; nil: there is none
 
-	traces        *tracing.Tracer
-	flush         time.Duration // how long the agent's end waits for the collector
-	events        *events.Bus
-	journal       *journal.Journal
-	openedJournal func() (*journal.Journal, error) // waits until the journal is open
-	sealer        *secrets.Sealer
-	doors         *frontdoors.Doors
-	hosting       *hostservices.Services
-	plugins       *supervisor.Supervisor
-	catalog       *catalog.Catalog
-	ledger        ledger
-	clusterID     func(ctx context.Context) (string, error) // fails until the cluster has been formed
-	tokens        *tokens.Authority
-	services      *services.Registrar
-	drivers       *drivers.Registry
-	driversUp     chan struct{} // closed when the drivers are open
-	devices       *devices.Registry
-	controllers   *controllers.Controllers
-	workloads     *workload.Manager
-	registrar     *noderecord.Registrar
-	server        *apiserver.Server
-	notReady      func() []string // why the agent is not ready; set before the API is served
+	traces      *tracing.Tracer
+	flush       time.Duration // how long the agent's end waits for the collector
+	events      *events.Bus
+	journal     *journal.Journal
+	sealer      *secrets.Sealer
+	doors       *frontdoors.Doors
+	hosting     *hostservices.Services
+	plugins     *supervisor.Supervisor
+	catalog     *catalog.Catalog
+	ledger      ledger
+	clusterID   func(ctx context.Context) (string, error) // fails until the cluster has been formed
+	tokens      *tokens.Authority
+	services    *services.Registrar
+	drivers     *drivers.Registry
+	driversUp   chan struct{} // closed when the drivers are open
+	devices     *devices.Registry
+	controllers *controllers.Controllers
+	workloads   *workload.Manager
+	registrar   *noderecord.Registrar
+	server      *apiserver.Server
+	notReady    func() []string // why the agent is not ready; set before the API is served
 }
 
 // step opens one part of an agent. It may need those before it.

@@ -39,39 +39,26 @@ type ledgerKeeper struct {
 
 // openLedger opens the ledger. join configures how it reaches other servers.
 func (k *ledgerKeeper) openLedger(ctx context.Context, join func(*cluster.Config)) error {
-	cfg, err := k.ledgerConfig()
+	key, err := k.cfg.Ledger.Read()
 	if err != nil {
 		return err
+	}
+	cfg := cluster.Config{
+		Dir: filepath.Join(k.cfg.DataDir, "ledger"), Name: k.cfg.Name,
+		BootstrapExpect: k.cfg.Server.BootstrapExpect, Key: key.Bytes(), Logger: k.log.Named("ledger"),
 	}
 	join(&cfg)
 	node, err := cluster.Open(ctx, cfg)
 	if err != nil {
 		return err
 	}
-	k.keep(node)
-	return nil
-}
-
-// ledgerConfig returns the configuration of a ledger without other servers.
-func (k *ledgerKeeper) ledgerConfig() (cluster.Config, error) {
-	key, err := k.cfg.Ledger.Read()
-	if err != nil {
-		return cluster.Config{}, err
-	}
-	return cluster.Config{
-		Dir: filepath.Join(k.cfg.DataDir, "ledger"), Name: k.cfg.Name,
-		BootstrapExpect: k.cfg.Server.BootstrapExpect, Key: key.Bytes(), Logger: k.log.Named("ledger"),
-	}, nil
-}
-
-// keep makes an open ledger the agent's.
-func (k *ledgerKeeper) keep(node *cluster.Node) {
 	k.closers.add(node.Close)
 	k.cluster, k.ledger = node, node
 	k.clusterID = once(func(ctx context.Context) (string, error) {
 		c, err := node.Identity(ctx)
 		return c.ID, err
 	})
+	return nil
 }
 
 // once returns a function that calls read until it succeeds, and then remembers the result.

@@ -21,11 +21,10 @@ type node struct{ member }
 func (n *node) steps() []step {
 	return []step{
 		{"data directory", n.openDataDir},
-		{"journal's files", n.beginJournal}, // it is read while the plugins come up
+		{"journal", n.openJournal},
 		{"secrets", n.openSecrets},
 		{"plugins", n.openPlugins}, // they come up while the servers are found
 		{"devices", n.followDevices},
-		{"journal", n.openJournal},
 		{"cluster", n.joinCluster},
 		{"fence", n.openLease},
 		{"ledger", n.openLedger},

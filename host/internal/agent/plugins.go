@@ -36,7 +36,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		Node: a.cfg.Name, ReadSecret: config.ReadSecret, Log: a.log.Named("plugin"),
 	})
 	a.hosting = hostservices.New(hostservices.Config{
-		Journal: a.openedJournal, API: a.doors.API, Spans: a.traces.Record, Log: a.log.Named("plugin"),
+		Journal: a.journal, API: a.doors.API, Spans: a.traces.Record, Log: a.log.Named("plugin"),
 	})
 	a.closers.add(func() error { return a.hosting.Close(a.stopPlugins.Load() || a.cfg.Dev) })
 	a.openDoors(a.cfg)

@@ -31,11 +31,10 @@ type server struct {
 func (s *server) steps() []step {
 	return []step{
 		{"data directory", s.openDataDir},
-		{"journal's files", s.beginJournal}, // it is read while the plugins come up
+		{"journal", s.openJournal},
 		{"secrets", s.openSecrets},
 		{"plugins", s.openPlugins}, // they come up while the ledger is read
 		{"devices", s.followDevices},
-		{"journal", s.openJournal},
 		{"cluster", s.joinCluster},
 		{"fence", s.openLease},
 		{"ledger", s.openLedger},

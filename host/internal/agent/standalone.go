@@ -10,20 +10,15 @@ import (
 )
 
 // standalone is an agent with a ledger of its own, and no other hosts.
-type standalone struct {
-	ledgerKeeper
-	opened func() (*cluster.Node, error) // waits until the ledger is open
-}
+type standalone struct{ ledgerKeeper }
 
 func (s *standalone) steps() []step {
 	return []step{
 		{"data directory", s.openDataDir},
-		{"ledger's files", s.beginLedger}, // both are read while the plugins come up
-		{"journal's files", s.beginJournal},
-		{"secrets", s.openSecrets},
-		{"plugins", s.openPlugins},
-		{"devices", s.followDevices},
 		{"journal", s.openJournal},
+		{"secrets", s.openSecrets},
+		{"plugins", s.openPlugins}, // they come up while the ledger is read
+		{"devices", s.followDevices},
 		{"ledger", s.openLedger},
 		{"secrets keys", s.openKeys},
 		{"consul", s.openConsul},
@@ -41,29 +36,11 @@ func (s *standalone) steps() []step {
 	}
 }
 
-// beginLedger begins to open the ledger, which needs nothing that is open yet.
-func (s *standalone) beginLedger(ctx context.Context) error {
-	cfg, err := s.ledgerConfig()
-	if err != nil {
-		return err
-	}
-	s.opened = beside(func() (*cluster.Node, error) { return cluster.Open(ctx, cfg) })
-	s.closers.add(func() error { // if openLedger was not reached
-		if node, _ := s.opened(); node != nil {
-			return node.Close()
-		}
-		return nil
-	})
-	return nil
-}
-
 func (s *standalone) openLedger(ctx context.Context) error {
-	node, err := s.opened()
-	if err != nil {
+	if err := s.ledgerKeeper.openLedger(ctx, func(*cluster.Config) {}); err != nil {
 		return err
 	}
-	s.keep(node)
-	_, err = s.clusterID(ctx)
+	_, err := s.clusterID(ctx)
 	return err
 }
 

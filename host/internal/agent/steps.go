@@ -7,7 +7,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
@@ -34,32 +33,11 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// beginJournal begins to open the journal, beside the steps that need nothing of it. Plugins that use it wait.
-func (a *agent) beginJournal(context.Context) error {
-	a.openedJournal = beside(func() (*journal.Journal, error) {
-		return journal.Open(filepath.Join(a.cfg.DataDir, "journal"), a.log.Named("journal"))
-	})
-	a.closers.add(func() error {
-		if j, err := a.openedJournal(); err == nil {
-			return j.Close()
-		}
-		return nil
-	})
-	return nil
-}
-
 func (a *agent) openJournal(context.Context) (err error) {
-	a.journal, err = a.openedJournal()
+	if a.journal, err = journal.Open(filepath.Join(a.cfg.DataDir, "journal"), a.log.Named("journal")); err == nil {
+		a.closers.add(a.journal.Close)
+	}
 	return err
-}
-
-// beside begins to open something, and returns what waits for it.
-func beside[T any](open func() (T, error)) (opened func() (T, error)) {
-	var result T
-	var err error
-	var opening sync.WaitGroup
-	opening.Go(func() { result, err = open() })
-	return func() (T, error) { opening.Wait(); return result, err }
 }
 
 func (a *agent) openSecrets(context.Context) (err error) {

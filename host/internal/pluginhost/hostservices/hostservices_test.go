@@ -34,17 +34,17 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("google.golang.org/grpc/internal/grpcsync.(*CallbackSerializer).run"))
 }
 
-func openJournal(t *testing.T, dir string) func() (*journal.Journal, error) {
+func openJournal(t *testing.T, dir string) *journal.Journal {
 	t.Helper()
 	j, err := journal.Open(dir, hclog.NewNullLogger())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = j.Close() })
-	return func() (*journal.Journal, error) { return j, nil }
+	return j
 }
 
-func serve(t *testing.T, j func() (*journal.Journal, error)) *Services {
+func serve(t *testing.T, j *journal.Journal) *Services {
 	t.Helper()
 	s := New(Config{Journal: j, Log: hclog.NewNullLogger()})
 	t.Cleanup(func() { _ = s.Close(false) })
@@ -86,8 +86,8 @@ func TestStateOutlivesTheHost(t *testing.T) {
 	if err := first.Close(false); err != nil {
 		t.Fatal(err)
 	}
-	if opened, err := j(); err != nil || opened.Close() != nil {
-		t.Fatal("the journal is not closed")
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
 	}
 
 	waiting := make(chan error, 1)
@@ -125,32 +125,6 @@ func TestStateOutlivesTheHost(t *testing.T) {
 	if keys, err := state.List(ctx, ""); err != nil || len(keys) != 0 {
 		t.Errorf("a forgotten plugin still has %q, %v", keys, err)
 	}
-}
-
-// A plugin may be up before the host has opened its journal: what it stores then waits, and is not lost.
-func TestStateWaitsForTheJournal(t *testing.T) {
-	conn, ctx := plugin(t), within(t)
-	opened := openJournal(t, t.TempDir())
-	asked, open := make(chan struct{}), make(chan struct{})
-	first := sync.OnceFunc(func() { close(asked) })
-	serve(t, func() (*journal.Journal, error) {
-		first()
-		<-open
-		return opened()
-	}).Attach("page", conn)
-	put := make(chan error, 1)
-	go func() { put <- sdk.HostState().Put(ctx, "a", []byte("early")) }()
-	<-asked
-	select {
-	case err := <-put:
-		t.Errorf("it did not wait: %v", err)
-	default:
-	}
-	close(open)
-	if err := <-put; err != nil {
-		t.Error(err)
-	}
-	wantState(t, "a", "early")
 }
 
 // A plugin reaches its own state only, whatever it asks for.

@@ -35,7 +35,7 @@ const (
 
 // Config has the dependencies of Services.
 type Config struct {
-	Journal func() (*journal.Journal, error) // keeps the states; it may wait until the journal is open
+	Journal *journal.Journal // keeps the states
 	// API serves a plugin's calls of the host's API. It says which plugins may make any.
 	API func(w http.ResponseWriter, r *http.Request, plugin string)
 	// Spans takes spans that a plugin has recorded, cut by wire.CutSpan; it must not block. May be nil: they are dropped.

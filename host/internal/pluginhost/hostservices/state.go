@@ -35,23 +35,7 @@ type entry struct {
 // states keeps the plugins' states in the journal, which loses the last seconds of writes with the power: a plugin is
 // told so.
 type states struct {
-	journal func() (*journal.Journal, error)
-}
-
-func (s *states) view(fn func(tx *journal.Tx) error) error {
-	j, err := s.journal()
-	if err != nil {
-		return err
-	}
-	return j.View(fn)
-}
-
-func (s *states) change(fn func(tx *journal.Tx) error) error {
-	j, err := s.journal()
-	if err != nil {
-		return err
-	}
-	return j.Update(fn)
+	journal *journal.Journal
 }
 
 // of is the bucket with a plugin's state.
@@ -61,7 +45,7 @@ func of(plugin string) journal.Bucket[entry] {
 
 func (s *states) get(plugin string, req *pluginv1.GetRequest) (*pluginv1.GetResponse, error) {
 	var found *entry
-	err := s.view(func(tx *journal.Tx) (err error) {
+	err := s.journal.View(func(tx *journal.Tx) (err error) {
 		found, err = of(plugin).Get(tx, req.GetKey())
 		return err
 	})
@@ -95,7 +79,7 @@ func (s *states) update(plugin, key string, value []byte, condition func(now *en
 	if len(key) == 0 || len(key) > maxKey || !utf8.ValidString(key) || len(value) > maxValue {
 		return fmt.Errorf("%w: a key has 1 to %d bytes of UTF-8, a value at most %d bytes", errBadEntry, maxKey, maxValue)
 	}
-	return s.change(func(tx *journal.Tx) error {
+	return s.journal.Update(func(tx *journal.Tx) error {
 		var now *entry
 		keys, size := 1, len(key)+len(value)
 		err := of(plugin).Each(tx, func(k string, e *entry) error {
@@ -117,13 +101,13 @@ func (s *states) update(plugin, key string, value []byte, condition func(now *en
 }
 
 func (s *states) remove(plugin string, req *pluginv1.DeleteRequest) (*pluginv1.DeleteResponse, error) {
-	err := s.change(func(tx *journal.Tx) error { return of(plugin).Delete(tx, req.GetKey()) })
+	err := s.journal.Update(func(tx *journal.Tx) error { return of(plugin).Delete(tx, req.GetKey()) })
 	return &pluginv1.DeleteResponse{}, err
 }
 
 func (s *states) list(plugin string, req *pluginv1.ListRequest) (*pluginv1.ListResponse, error) {
 	res := &pluginv1.ListResponse{}
-	err := s.view(func(tx *journal.Tx) error {
+	err := s.journal.View(func(tx *journal.Tx) error {
 		return of(plugin).Each(tx, func(key string, _ *entry) error {
 			if strings.HasPrefix(key, req.GetPrefix()) {
 				res.Keys = append(res.Keys, key)
@@ -143,7 +127,7 @@ func (s *states) forget(plugin string) error {
 	for keys := all.GetKeys(); err == nil && len(keys) > 0; {
 		some := keys[:min(len(keys), forgetAtOnce)]
 		keys = keys[len(some):]
-		err = s.change(func(tx *journal.Tx) error {
+		err = s.journal.Update(func(tx *journal.Tx) error {
 			for _, key := range some {
 				if err := of(plugin).Delete(tx, key); err != nil {
 					return err
