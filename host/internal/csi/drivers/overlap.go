@@ -323,7 +323,7 @@ func (i *instance) judge(ctx context.Context, v verdict) (tookOver bool) {
 // refuse goes on with the program that serves.
 func (i *instance) refuse(sha string, since time.Time, why string) {
 	i.leadBack() // the new process may have been in the way
-	if said := lastWords(i.logPath(), i.printed); said != "" {
+	if said := process.LastWords(i.logPath(), i.printed); said != "" {
 		why += fmt.Sprintf("; last was printed %q", said)
 	}
 	serving := i.rec.Launch.SHA256

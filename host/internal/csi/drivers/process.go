@@ -214,7 +214,7 @@ func (i *instance) bury(ctx context.Context) {
 
 // ended records that there is no process, and when the next one starts.
 func (i *instance) ended(why string, soon int, wait time.Duration) {
-	if said := lastWords(i.logPath(), i.printed); said != "" {
+	if said := process.LastWords(i.logPath(), i.printed); said != "" {
 		why += fmt.Sprintf("; it printed %q", said)
 	}
 	next := fmt.Sprintf("%s; the next start is in %s", why, wait.Round(100*time.Millisecond))
@@ -343,10 +343,7 @@ func (i *instance) begin(ctx context.Context, run runnable, socket string, at **
 		*at = nil
 		return nil, err
 	}
-	i.printed = 0
-	if info, err := os.Stat(i.logPath()); err == nil {
-		i.printed = info.Size()
-	}
+	i.printed = process.LogSize(i.logPath())
 	proc, err := process.Start(spec)
 	if err != nil {
 		*at = nil

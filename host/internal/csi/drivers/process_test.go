@@ -454,29 +454,6 @@ func TestEnvironmentOfTheConfiguration(t *testing.T) {
 	})
 }
 
-func TestLastWords(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "log")
-	for text, want := range map[string]string{
-		"":             "",
-		"one\ntwo\n\n": "two",
-		"old\none":     "one",
-		"x\npanic: nil map\n\ngoroutine 1 [running]:\nmain.main()\n\t/x.go:1\n": "panic: nil map",
-		"Traceback\n  File\nValueError: no zone\n":                              "ValueError: no zone",
-		strings.Repeat("y", 600):                                                strings.Repeat("y", 512),
-	} {
-		check.NoError(t, os.WriteFile(path, []byte("before\n"+text), 0o600))
-		if got := lastWords(path, int64(len("before\n"))); got != want {
-			t.Errorf("%q: got %q", text, got)
-		}
-	}
-	if got := lastWords(path, 1<<20); got == "" {
-		t.Error("a file that was cut has nothing")
-	}
-	if got := lastWords(path+"x", 0); got != "" {
-		t.Errorf("no file: %q", got)
-	}
-}
-
 func TestUnusableRecordStopsTheStart(t *testing.T) {
 	dataDir := shortDir(t)
 	text, err := json.Marshal(record{Version: recordVersion + 1, Spec: Spec{ID: "a"}})

@@ -305,7 +305,7 @@ func (i *instance) rollBack(why string, times int) bool {
 	if sha == "" || sha == i.rec.Good || !i.hasCopy(i.rec.Good) || i.worked() && times < crashLoop {
 		return false
 	}
-	if said := lastWords(i.logPath(), i.printed); said != "" {
+	if said := process.LastWords(i.logPath(), i.printed); said != "" {
 		why += fmt.Sprintf("; it printed %q", said)
 	}
 	i.rec.Refused = map[string]string{sha: why}

@@ -88,12 +88,7 @@ func kind(mode uint32) string {
 // Remove removes the directory at path, or the file that stood for a block device, if it is empty,
 // and then its empty parents. Anything that is not empty stays; if that is path itself the error is
 // ErrHoldsData.
-func (l Layout) Remove(path string) error { return l.remove(path, removeEmpty) }
-
-// RemoveDir is Remove of a directory that no driver has mounted on: a link or a file in its place stays.
-func (l Layout) RemoveDir(path string) error { return l.remove(path, removeEmptyDir) }
-
-func (l Layout) remove(path string, removeOne func(in int, name string) error) error {
+func (l Layout) Remove(path string) error {
 	c, err := l.openExisting(path)
 	if c == nil {
 		return err
@@ -101,7 +96,7 @@ func (l Layout) remove(path string, removeOne func(in int, name string) error) e
 	defer c.close()
 	whole := c.whole()
 	for ; len(c.dirs) > 1; c.up() { // the first is staging or per-workload, and stays
-		err := removeOne(c.last(), c.name())
+		err := removeEmpty(c.last(), c.name())
 		switch {
 		case err == nil, errors.Is(err, fs.ErrNotExist):
 		case !errors.Is(err, ErrHoldsData):
@@ -116,27 +111,13 @@ func (l Layout) remove(path string, removeOne func(in int, name string) error) e
 	return nil
 }
 
-// removeEmptyDir removes an empty directory. A file or a link is ErrHoldsData.
-func removeEmptyDir(in int, name string) error {
-	err := unlinkDir(in, name)
-	if errors.Is(err, unix.ENOTDIR) {
-		return ErrHoldsData
-	}
-	return err
-}
-
-// unlinkDir is rmdir(2); what is no directory is ENOTDIR.
-func unlinkDir(in int, name string) error {
-	err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR)
-	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
-		return ErrHoldsData
-	}
-	return err
-}
-
 // removeEmpty removes an empty directory, or an empty file, or a link.
 func removeEmpty(in int, name string) error {
-	if err := unlinkDir(in, name); !errors.Is(err, unix.ENOTDIR) {
+	err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR)
+	switch {
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
+		return ErrHoldsData
+	case !errors.Is(err, unix.ENOTDIR):
 		return err
 	}
 	var st unix.Stat_t

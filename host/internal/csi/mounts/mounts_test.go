@@ -354,27 +354,6 @@ func TestRemoveLeavesNonEmptyDirectories(t *testing.T) {
 	}
 }
 
-func TestRemoveDirLeavesWhatIsNoDirectory(t *testing.T) {
-	l := newLayout(t)
-	path := l.Staging("d", data, rw)
-	for what, put := range map[string]func() error{
-		"a link": func() error { return os.Symlink(t.TempDir(), path) },
-		"a file": func() error { return os.WriteFile(path, nil, 0o600) },
-	} {
-		check.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
-		check.NoError(t, put())
-		if err := l.RemoveDir(path); !errors.Is(err, ErrHoldsData) {
-			t.Errorf("%s: %v", what, err)
-		}
-		check.NoError(t, os.Remove(path)) // it stayed
-	}
-	check.NoError(t, l.Make(path))
-	check.NoError(t, l.RemoveDir(path))
-	if entries, err := os.ReadDir(filepath.Join(l.Driver("d"), stagingDir)); err != nil || len(entries) != 0 {
-		t.Errorf("left: %v, %v", entries, err)
-	}
-}
-
 // Volumes of one namespace share a parent directory, which is made and removed concurrently.
 func TestMakeBesideRemove(t *testing.T) {
 	l := newLayout(t)

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/process"
-	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/internal/notify"
 )
 
@@ -151,17 +150,8 @@ func (c *Client) Update(ctx context.Context, change func(Change)) error {
 	}
 }
 
-// Reports lists what the fence did and ForgetReports has not removed.
+// Reports lists what the fence did lately.
 func (c *Client) Reports() ([]Report, error) { return Reports(c.cfg.Dir) }
-
-// ForgetReports removes the reports, once they have been handled. A report that the fence still adds to appears again.
-func (c *Client) ForgetReports() error {
-	err := os.Remove(filepath.Join(c.cfg.Dir, reportFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return errors.Join(err, atomicfile.SyncDir(c.cfg.Dir))
-}
 
 // keep sends each change to the fence, and starts a new one when it ends.
 func (c *Client) keep(ctx context.Context) {

@@ -287,8 +287,4 @@ func TestMountAfterTheDeadline(t *testing.T) {
 		eventually(t, "the end of the mount", func() bool { return !mounted(t, v.target) && !mounted(t, v.staging) })
 		finished(t, dir, n)
 	}
-	must(t, c.ForgetReports())
-	if r, err := c.Reports(); err != nil || len(r) > 0 {
-		t.Errorf("reports %v, %v", r, err)
-	}
 }

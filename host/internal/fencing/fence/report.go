@@ -69,7 +69,7 @@ func (r Report) String() string {
 // maxReports bounds the file. The newest reports are kept.
 const maxReports = 16
 
-// Reports lists the fence's reports that ForgetReports has not removed yet, the oldest first.
+// Reports lists the fence's newest reports, the oldest first.
 func Reports(dir string) ([]Report, error) {
 	data, err := os.ReadFile(filepath.Join(dir, reportFile))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -40,7 +40,7 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 	defer cancel()
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	logged := fileSize(i.logPath)
+	logged := process.LogSize(i.logPath)
 	run := newRunner()
 	run.meter, run.promised = i.newMeter(giveUp), bin.version
 	client, err := i.newClient(ctx, bin, run)

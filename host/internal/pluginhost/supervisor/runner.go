@@ -3,7 +3,6 @@ package supervisor
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -199,58 +198,6 @@ func (r *pluginRunner) HostToPlugin(network, addr string) (string, string, error
 	return network, addr, nil
 }
 
-// maxQuoted bounds how much of a plugin's log is quoted, in bytes.
-const maxQuoted = 8 << 10
-
-func fileSize(path string) int64 {
-	info, err := os.Stat(path)
-	if err != nil {
-		return 0
-	}
-	return info.Size()
-}
-
-// lastOutput returns the last complaint that a process printed to a log after the offset from: a panic, else its
-// last line, unless that is ordinary logging.
-func lastOutput(path string, from int64) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = f.Close() }()
-	size := fileSize(path)
-	if size < from {
-		from = 0 // the log was emptied meanwhile
-	}
-	from = max(from, size-maxQuoted)
-	data, err := io.ReadAll(io.NewSectionReader(f, from, size-from))
-	if err != nil {
-		return ""
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	for _, l := range lines {
-		if strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ") {
-			return l
-		}
-	}
-	last := lines[len(lines)-1]
-	var entry struct {
-		Level   string `json:"@level"`
-		Message string `json:"@message"`
-		Error   string `json:"error"`
-	}
-	switch {
-	case json.Unmarshal([]byte(last), &entry) != nil || entry.Message == "":
-		return last
-	case entry.Level != "warn" && entry.Level != "error":
-		return ""
-	case entry.Error != "":
-		return entry.Message + ": " + entry.Error
-	default:
-		return entry.Message
-	}
-}
-
 // explain adds to the error of a start how the process ended, if it did, and what it printed last.
 func (i *instance) explain(err error, run *pluginRunner, logged int64) error {
 	if run.proc == nil {
@@ -259,7 +206,7 @@ func (i *instance) explain(err error, run *pluginRunner, logged int64) error {
 	if run.ownEnd != "" {
 		err = fmt.Errorf("the process ended: %s: %w", run.ownEnd, err)
 	}
-	if words := lastOutput(i.logPath, logged); words != "" {
+	if words := process.LastWords(i.logPath, logged); words != "" {
 		err = fmt.Errorf("%w (it printed: %s)", err, words)
 	}
 	return err

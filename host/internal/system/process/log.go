@@ -257,6 +257,59 @@ func klogLevel(text string) hclog.Level {
 	}
 }
 
+const (
+	// maxLastRead is how much of the end of a log LastWords searches, in bytes.
+	maxLastRead = 64 << 10
+	// maxLastWords bounds the line that it returns, in bytes.
+	maxLastWords = 512
+)
+
+// reason begins the line in which a program says why it ends, before its stack: of Go and Python.
+var reason = regexp.MustCompile(`(?m)^(panic|fatal error|[A-Za-z_.]+(Error|Exception)): .*$`)
+
+// LogSize returns the size of a log; 0: there is none.
+func LogSize(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// LastWords returns the last complaint in a log after its first bytes: the line that says why a program ended, if a
+// stack follows that, or else the last line. Empty: it printed nothing, the last line is ordinary logging, or the log
+// cannot be read.
+func LastWords(path string, after int64) string {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	size := LogSize(path)
+	if after > size {
+		after = 0 // the file was cut meanwhile
+	}
+	after = max(after, size-maxLastRead)
+	text, err := io.ReadAll(io.NewSectionReader(f, after, size-after))
+	if err != nil {
+		return ""
+	}
+	text = bytes.TrimSpace(text)
+	line := text[bytes.LastIndexByte(text, '\n')+1:]
+	if all := reason.FindAll(text, -1); len(all) > 0 {
+		line = all[len(all)-1]
+	} else if level, message, fields, ok := parseHclog(line); ok {
+		if level < hclog.Warn {
+			return ""
+		}
+		line = []byte(message)
+		if n := slices.Index(fields, any("error")); n >= 0 {
+			line = fmt.Appendf(line, ": %v", fields[n+1])
+		}
+	}
+	return strings.ToValidUTF8(strings.TrimSpace(string(line[:min(len(line), maxLastWords)])), "")
+}
+
 // openLog opens the file for a process's output, and locks it. The lock belongs to the open file, which the process
 // inherits: it is held from the fork until the last descendant that has the file open has ended.
 func openLog(path string) (*os.File, error) {

@@ -146,3 +146,33 @@ func TestTailSplitsEndlessLines(t *testing.T) {
 		t.Errorf("logged as %d lines", n)
 	}
 }
+
+func TestLastWords(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	for text, want := range map[string]string{
+		"":             "",
+		"one\ntwo\n\n": "two",
+		"old\none":     "one",
+		"x\npanic: nil map\n\ngoroutine 1 [running]:\nmain.main()\n\t/x.go:1\n": "panic: nil map",
+		"Traceback\n  File\nValueError: no zone\n":                              "ValueError: no zone",
+		`{"@level":"error","@message":"no disk","error":"full"}`:                "no disk: full",
+		`{"@level":"info","@message":"it listens"}`:                             "",
+		strings.Repeat("y", 600):                                                strings.Repeat("y", 512),
+	} {
+		if err := os.WriteFile(path, []byte("before\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := LastWords(path, int64(len("before\n"))); got != want {
+			t.Errorf("%q: got %q", text, got)
+		}
+	}
+	if err := os.WriteFile(path, []byte("again"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := LastWords(path, 1<<20); got != "again" {
+		t.Errorf("a file that was cut has %q", got)
+	}
+	if got := LastWords(path+"x", 0); got != "" {
+		t.Errorf("no file: %q", got)
+	}
+}
