@@ -88,7 +88,6 @@ func (f *fake) start() error {
 	// The socket file stays behind, as after a crash.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	mux := http.NewServeMux()
-	mux.Handle(hostv1connect.NewACLServiceHandler(&fakeACL{}))
 	nodes := connect.WithInterceptors(otherNodes{})
 	mux.Handle(hostv1connect.NewAgentServiceHandler(f, nodes))
 	mux.Handle(hostv1connect.NewDeviceServiceHandler(f))

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"strconv"
 	"testing"
 
@@ -29,6 +30,8 @@ func pannier() int {
 //	breaks N                 breaks off the agent's next N streams
 //	consul away|back         makes Consul unavailable for revoking tokens, or available again
 //	agent stop|start         stops the agent, leaving its socket, or starts it again
+//	acl                      goes on with an agent that has ACLs and a ledger
+//	keep NAME REGEXP         sets a variable to what the group of REGEXP matches in the last output
 func TestScripts(t *testing.T) {
 	type key struct{}
 	testscript.Run(t, testscript.Params{
@@ -74,6 +77,19 @@ func TestScripts(t *testing.T) {
 				}
 				ts.Check(os.Remove(f.socket))
 				ts.Check(f.start())
+			},
+			"acl": func(ts *testscript.TestScript, _ bool, _ []string) {
+				socket, stop, err := serveACL(ts.MkAbs("."))
+				ts.Check(err)
+				ts.Defer(func() { ts.Check(stop()) })
+				ts.Setenv("PANNIER_ADDR", "unix://"+socket)
+			},
+			"keep": func(ts *testscript.TestScript, _ bool, args []string) {
+				found := regexp.MustCompile("(?m)" + args[1]).FindStringSubmatch(ts.ReadFile("stdout"))
+				if len(found) != 2 {
+					ts.Fatalf("%s is not in the output", args[1])
+				}
+				ts.Setenv(args[0], found[1])
 			},
 		},
 		Condition: func(cond string) (bool, error) {
