@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -24,10 +23,8 @@ import (
 )
 
 const (
-	// every is the pause between two looks at all volumes. While nothing changes, no volume is abnormal and the metrics
-	// are not read, it doubles up to seldom: three processes wake up for each question.
-	every  = 30 * time.Second
-	seldom = 2 * time.Minute
+	// every is the pause between two looks at all volumes.
+	every = 30 * time.Second
 	// answerWithin bounds the question about one volume.
 	answerWithin = 10 * time.Second
 	// atOnce is how many volumes are asked about at the same time.
@@ -89,13 +86,11 @@ type source struct {
 
 // Run looks at the volumes until ctx ends.
 func (m *Monitor) Run(ctx context.Context) {
-	for pause := every; ; {
+	for {
 		begun := m.begun.Wait()
-		if pause = min(2*pause, seldom); !m.look(ctx) {
-			pause = every
-		}
+		m.look(ctx)
 		select {
-		case <-time.After(pause):
+		case <-time.After(every):
 		case <-begun:
 		case <-ctx.Done():
 			return
@@ -103,9 +98,8 @@ func (m *Monitor) Run(ctx context.Context) {
 	}
 }
 
-// look asks about each volume once. One without an answer keeps the condition that was last known. It returns whether
-// the next look can wait: all volumes are as before and well, and the metrics are not read.
-func (m *Monitor) look(ctx context.Context) (quiet bool) {
+// look asks about each volume once. One without an answer keeps the condition that was last known.
+func (m *Monitor) look(ctx context.Context) {
 	now, full := map[source]storage.Condition{}, map[volumeKey][]storage.Usage{}
 	m.mu.Lock()
 	usage := !m.NoVolumes && m.isRead()
@@ -130,12 +124,7 @@ func (m *Monitor) look(ctx context.Context) (quiet bool) {
 	_ = asked.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	quiet = !usage && len(now) > 0 && maps.Equal(m.known, now)
-	for _, c := range now {
-		quiet = quiet && !c.Abnormal
-	}
 	m.known, m.full = now, full
-	return quiet
 }
 
 // isRead says whether the metrics were read lately. m.mu is held.

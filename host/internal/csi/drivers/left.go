@@ -84,7 +84,7 @@ func (i *instance) watchAndTend(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { i.watch(ctx) })
-	for sleep(ctx, i.r.timing.untilTend()) {
+	for sleep(ctx, i.r.timing.tendEvery) {
 		i.tend(ctx)
 	}
 }

@@ -112,7 +112,7 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (wh
 	if i.spec.Limits == (process.Limits{}) {
 		measure.Stop()
 	}
-	tend := time.NewTimer(i.r.timing.untilTend())
+	tend := time.NewTicker(i.r.timing.tendEvery)
 	defer tend.Stop()
 	watch := i.watchProgram()
 	defer watch.Stop()
@@ -136,7 +136,6 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (wh
 				return why, true
 			}
 		case <-tend.C:
-			tend.Reset(i.r.timing.untilTend())
 			i.tend(ctx)
 			program.Reset(0) // the file system may be one that reports no changes
 		case _, watched := <-changed:

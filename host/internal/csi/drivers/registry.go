@@ -124,13 +124,6 @@ var defaultTiming = timing{
 	leftGrace:        time.Minute,
 }
 
-// untilTend returns the pause until the next look at what earlier processes have left. All drivers look at the same
-// time, with the plugins' supervisor, so that an idle host wakes up once for them.
-func (t timing) untilTend() time.Duration {
-	now := time.Now()
-	return now.Truncate(t.tendEvery).Add(t.tendEvery).Sub(now)
-}
-
 // New makes a Registry with no driver; Open fills it.
 func New(cfg Config) *Registry {
 	if cfg.InUse == nil {
