@@ -2,6 +2,8 @@ package supervisor_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,58 +13,73 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
-// hostile lists plugins that must not harm the host, with the error that the host reports.
-var hostile = []struct {
-	args     string // the fixture's
-	says     string // in the status's last error
-	children int
-}{
-	{args: "wrong-cookie", says: "handshake"},
-	{args: "wrong-wire", says: "incompatible API version"},
-	{args: "bad-version", says: `version is "one"`},
-	{args: "plain", says: "info: connection error"},
-	{args: "other-certificate", says: "certificate signed by unknown authority"},
-	{args: "hang", says: "it is not up after 5s: handshake"},
-	{args: "hang-in-info", says: "it is not up after 5s: info"},
-	{args: "hang-in-validate", says: "it is not up after 5s: validate the configuration"},
-	{args: "hang-in-configure", says: "it is not up after 5s: configure"},
-	{args: "hang-in-attend", says: "it is not up after 5s: attend"},
-	{args: "exit-after-handshake", says: "the process ended: exit status 4"},
-	{args: "exit-in-configure", says: "the process ended: exit status 5"},
-	{args: "panic", says: "panic: boom"},
-	{args: "garbage", says: "hello, I am not a plugin"},
-	{args: "endless-line", says: "Unrecognized remote plugin message"},
-	{args: "bomb", says: "it is not up after 5s: handshake", children: 100},
-	{args: "eat 800", says: "it uses"},
-}
-
-// A hostile plugin runs beside a good one: the host reports which one it is and why, ends it completely, and the
-// good one is unaffected.
+// A plugin that does not come up runs beside a good one: the host reports which one it is and why, ends it completely,
+// and the good one is unaffected.
 func TestHostilePlugins(t *testing.T) {
 	t.Parallel()
-	for _, tc := range hostile {
-		t.Run(tc.args, func(t *testing.T) {
+	for _, tc := range []struct {
+		args     string // the fixture's
+		spec     supervisor.Plugin
+		says     string // in the status's last error
+		failed   bool   // only an operator can correct it
+		children int
+	}{
+		{args: "exit", says: "the process ended: exit status 7: handshake"},
+		{args: "exit", says: "(it printed: the disk is on fire)"},
+		{args: "wrong-cookie", says: "handshake"},
+		{args: "wrong-wire", says: "incompatible API version"},
+		{args: "wrong-socket", says: "not on a socket in"},
+		{args: "bad-version", says: `version is "one"`, failed: true},
+		{args: "plain", says: "info: connection error"},
+		{args: "other-certificate", says: "certificate signed by unknown authority"},
+		{args: "hang", says: "it is not up after 5s: handshake"},
+		{args: "hang-in-info", says: "it is not up after 5s: info"},
+		{args: "hang-in-validate", says: "it is not up after 5s: validate the configuration"},
+		{args: "hang-in-configure", says: "it is not up after 5s: configure"},
+		{args: "hang-in-attend", says: "it is not up after 5s: attend"},
+		{args: "exit-after-handshake", says: "the process ended: exit status 4"},
+		{args: "exit-in-configure", says: "the process ended: exit status 5"},
+		{args: "panic", says: "panic: boom"},
+		{args: "garbage", says: "hello, I am not a plugin"},
+		{args: "endless-line", says: "Unrecognized remote plugin message"},
+		{args: "bomb", says: "it is not up after 5s: handshake", children: 100},
+		{args: "eat 800", says: "it uses"},
+		{args: "good", spec: supervisor.Plugin{Version: ">= 2.0"}, says: "the configuration wants >= 2.0", failed: true},
+		{
+			args: "good", spec: supervisor.Plugin{Config: []byte(`{"wrong":1}`)},
+			says: `validate the configuration: key "wrong" is not known`, failed: true,
+		},
+		{
+			args: "good", spec: supervisor.Plugin{Checksum: "sha256:" + strings.Repeat("0", 64)},
+			says: "checksum mismatch", failed: true,
+		},
+		{args: "good", spec: supervisor.Plugin{User: "no-such-user"}, says: `look up user "no-such-user"`},
+	} {
+		t.Run(tc.args+": "+tc.says, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.install("hostile")
-			w.configure(supervisor.Plugin{
-				Name: "hostile", Args: strings.Fields(tc.args), Limits: supervisor.Limits{Memory: 256 * mib},
-			})
+			tc.spec.Name, tc.spec.Args, tc.spec.Limits.Memory = "hostile", strings.Fields(tc.args), 256*mib
+			w.configure(tc.spec)
 			if strings.Contains(tc.says, "after 5s") { // the others say so before, and the good one needs its time
 				w.cfg.StartTimeout = 5 * time.Second
-			} else {
-				w.cfg.StartTimeout = time.Minute
 			}
 			w.cfg.Restart = supervisor.Restart{Min: time.Minute, Max: time.Minute, Stable: time.Minute}
 			s := w.open()
 			good := mustCall(t, s, "fixture", "")["pid"]
 			st := await(t, s, "hostile", func(st supervisor.Status) bool { return st.LastError != "" })
-			if !strings.Contains(st.LastError, tc.says) || st.PID != 0 {
-				t.Errorf("status %+v, want an error with %q", st, tc.says)
+			want := supervisor.BackingOff
+			if tc.failed {
+				want = supervisor.Failed
+			}
+			if st.State != want || !strings.Contains(st.LastError, tc.says) || st.NextTry.IsZero() || st.PID != 0 {
+				t.Errorf("status %+v, want %s, and an error with %q", st, want, tc.says)
 			}
 			waitFor(t, "the log to say which it is", func() bool { // a moment after the status
 				return strings.Contains(w.log.String(), "[ERROR] hostile: plugin: event=start-failed")
@@ -73,6 +90,16 @@ func TestHostilePlugins(t *testing.T) {
 			if tc.children > 0 {
 				w.cgroups("fixture") // or nothing finds those that hide
 				ended(t, w.children("hostile"), tc.children)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			defer cancel()
+			_, err := s.Acquire(ctx, "hostile")
+			if !errors.Is(err, supervisor.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
+				grpcstatus.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("acquire: %v", err)
+			}
+			if left, _ := os.ReadDir(w.cfg.DataDir + "/plugins/run"); len(left) != 1 {
+				t.Errorf("%d socket folders, want one", len(left))
 			}
 			if now := mustCall(t, s, "fixture", "")["pid"]; now != good || status(t, s, "fixture").Restarts != 0 {
 				t.Errorf("the good one is process %s, and was %s", now, good)

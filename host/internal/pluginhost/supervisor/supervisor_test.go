@@ -1,7 +1,6 @@
 package supervisor_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -56,68 +55,6 @@ func TestPluginComesUp(t *testing.T) {
 	}
 	if _, err := s.Acquire(t.Context(), "fixture"); !errors.Is(err, supervisor.ErrClosed) {
 		t.Errorf("acquire after close: %v", err)
-	}
-}
-
-// A plugin that does not come up reports why, leaves nothing behind, and does not delay others.
-func TestBrokenPlugins(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		mode  string
-		spec  supervisor.Plugin
-		state supervisor.State
-		want  string
-	}{
-		{"exit", supervisor.Plugin{}, supervisor.BackingOff, "the process ended: exit status 7: handshake"},
-		{"exit", supervisor.Plugin{}, supervisor.BackingOff, "(it printed: the disk is on fire)"},
-		{"hang", supervisor.Plugin{}, supervisor.BackingOff, "it is not up after 5s: handshake"},
-		{"garbage", supervisor.Plugin{}, supervisor.BackingOff, "hello, I am not a plugin"},
-		{"endless-line", supervisor.Plugin{}, supervisor.BackingOff, "Unrecognized remote plugin message"},
-		{"wrong-cookie", supervisor.Plugin{}, supervisor.BackingOff, "handshake"},
-		{"wrong-wire", supervisor.Plugin{}, supervisor.BackingOff, "incompatible API version"},
-		{"wrong-socket", supervisor.Plugin{}, supervisor.BackingOff, "not on a socket in"},
-		{"plain", supervisor.Plugin{}, supervisor.BackingOff, "info"},
-		{"bad-version", supervisor.Plugin{}, supervisor.Failed, `version is "one"`},
-		{"good", supervisor.Plugin{Version: ">= 2.0"}, supervisor.Failed, "the configuration wants >= 2.0"},
-		{
-			"good",
-			supervisor.Plugin{Config: []byte(`{"wrong":1}`)},
-			supervisor.Failed,
-			`validate the configuration: key "wrong" is not known`,
-		},
-		{"good", supervisor.Plugin{Checksum: "sha256:" + strings.Repeat("0", 64)}, supervisor.Failed, "checksum mismatch"},
-		{"good", supervisor.Plugin{User: "no-such-user"}, supervisor.BackingOff, `look up user "no-such-user"`},
-	} {
-		t.Run(tc.mode+": "+tc.want, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			w.install("broken")
-			tc.spec.Name, tc.spec.Args = "broken", []string{tc.mode}
-			w.configure(tc.spec)
-			if tc.mode == "hang" { // the others say so before, and the good one needs its time
-				w.cfg.StartTimeout = 5 * time.Second
-			}
-			w.cfg.Restart.Min, w.cfg.Restart.Max = time.Minute, time.Minute
-			s := w.open()
-			mustCall(t, s, "fixture", "")
-			st := await(t, s, "broken", func(st supervisor.Status) bool { return st.State == tc.state })
-			if !strings.Contains(st.LastError, tc.want) || st.NextTry.IsZero() {
-				t.Errorf("status %+v, want an error with %q", st, tc.want)
-			}
-			if n := len(w.pids()); n != 1 {
-				t.Errorf("%d processes are left, want the good one only", n)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-			defer cancel()
-			_, err := s.Acquire(ctx, "broken")
-			if !errors.Is(err, supervisor.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
-				grpcstatus.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("acquire: %v", err)
-			}
-			if leftovers, _ := os.ReadDir(w.cfg.DataDir + "/plugins/run"); len(leftovers) != 1 {
-				t.Errorf("%d socket folders, want one", len(leftovers))
-			}
-		})
 	}
 }
 
