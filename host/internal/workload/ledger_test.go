@@ -176,7 +176,7 @@ func (l *ledger) takeAway(id, to string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := l.node.EndWorkload(ctx, ref(id)); err != nil {
+	if _, err := l.node.EndRun(ctx, claim.Run{Ref: ref(id)}); err != nil {
 		return err
 	}
 	if err := l.Ledger.NodeDetached(ctx, own); err != nil {
