@@ -25,8 +25,8 @@ func (s *Server) ServePlugin(w http.ResponseWriter, r *http.Request, plugin, sec
 	defer leave()
 	ctx, cancel := context.WithCancelCause(context.WithValue(r.Context(), pluginKey{}, plugin))
 	defer cancel(nil)
-	defer context.AfterFunc(s.running,
-		func() { cancel(errStopping) })() //nolint:contextcheck // Close's, besides the request's
+	//nolint:contextcheck // Close's, besides the request's
+	defer context.AfterFunc(s.running, func() { cancel(errStopping) })()
 	r = r.Clone(ctx)
 	for _, agents := range []string{forwardedHeader, callHeader} {
 		r.Header.Del(agents)

@@ -162,9 +162,13 @@ func (l *loader) checkAlone() {
 		key    string
 		wanted bool
 	}{
-		{"server: bootstrap_expect", a.Server.BootstrapExpect != 1}, {"server: enabled", !a.Server.Enabled},
-		{"retry_join", len(a.RetryJoin) > 0}, {"advertise_addr", a.AdvertiseAddr != ""}, {"encrypt", a.Gossip.Key != ""},
-		{"encrypt_file", a.Gossip.File != ""}, {"autopilot", l.has("autopilot")},
+		{"server: bootstrap_expect", a.Server.BootstrapExpect != 1},
+		{"server: enabled", !a.Server.Enabled},
+		{"retry_join", len(a.RetryJoin) > 0},
+		{"advertise_addr", a.AdvertiseAddr != ""},
+		{"encrypt", a.Gossip.Key != ""},
+		{"encrypt_file", a.Gossip.File != ""},
+		{"autopilot", l.has("autopilot")},
 	} {
 		if c.wanted {
 			l.fail(c.key,

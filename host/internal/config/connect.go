@@ -81,7 +81,8 @@ func isBlocks(t reflect.Type) bool {
 
 // isLabelled reports whether the values of a map are blocks with a label.
 func isLabelled(t reflect.Type) bool {
-	return t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Struct && t.Elem() != reflect.TypeFor[service.HeaderValues]()
+	return t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Struct &&
+		t.Elem() != reflect.TypeFor[service.HeaderValues]()
 }
 
 // fieldsOf returns the keys of a block of a type of the model.

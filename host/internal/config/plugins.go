@@ -194,8 +194,10 @@ var (
 		refused: map[string]string{"ephemeral": "write ephemeral_volumes {}"},
 	}
 	controllerFields = fields{
-		attrs: []string{"endpoint", "command", "user", "checksum",
-			"overlap"}, blocks: []string{"limits"}, maps: []string{"env"},
+		attrs: []string{
+			"endpoint", "command", "user", "checksum",
+			"overlap",
+		}, blocks: []string{"limits"}, maps: []string{"env"},
 	}
 )
 
@@ -223,8 +225,10 @@ func (l *loader) driverBlocks(roots []*section) {
 			endpoint(in, d)
 			if block := in.one("controller"); block != nil {
 				if d.Controller == nil {
-					d.Controller = &Driver{ID: d.ID, Type: "controller",
-						Endpoint: DefaultEndpoint(l.agent.DataDir, d.ID+"/controller")}
+					d.Controller = &Driver{
+						ID: d.ID, Type: "controller",
+						Endpoint: DefaultEndpoint(l.agent.DataDir, d.ID+"/controller"),
+					}
 				}
 				endpoint(in.inner(block, controllerFields), d.Controller)
 			}

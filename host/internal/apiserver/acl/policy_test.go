@@ -200,8 +200,10 @@ func TestServices(t *testing.T) {
 		"all":           {[]string{`namespace "a" { services = ["*"] }`}, []string{"a payments"}, []string{"b payments"}},
 		"none of these": {[]string{`namespace "a" { services = [] }`}, nil, []string{"a web"}},
 		"added": {
-			[]string{`namespace "a" { policy = "write" }`, `namespace "a" { services = ["x"] }`,
-				`namespace "a" { services = ["y"] }`},
+			[]string{
+				`namespace "a" { policy = "write" }`, `namespace "a" { services = ["x"] }`,
+				`namespace "a" { services = ["y"] }`,
+			},
 			[]string{"a x", "a y"},
 			[]string{"a z"},
 		},
@@ -274,8 +276,10 @@ node { policy = "write" }`)
 	}
 	for name, r := range map[string]*Rules{"management": Management, "a policy": Merge(team)} {
 		bound := r.Within([]string{"dev", "shop-*"})
-		for namespace, want := range map[string]bool{"dev": true, "shop-1": true, "shop": false, "prod": false,
-			"dev2": false} {
+		for namespace, want := range map[string]bool{
+			"dev": true, "shop-1": true, "shop": false, "prod": false,
+			"dev2": false,
+		} {
 			if got := bound.AllowNamespace(namespace, SubmitWorkload); got != want {
 				t.Errorf("%s in %q: %t", name, namespace, got)
 			}
