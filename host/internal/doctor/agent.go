@@ -52,6 +52,9 @@ func (p *Patient) plugins(ctx context.Context) []Finding {
 		case plugin.GetDuplicateOf() != "":
 			add(Warn, "it is another file of "+plugin.GetDuplicateOf()+", and does not run", "pannier plugin status")
 			continue
+		case state == "starting" && plugin.GetLastError() == "":
+			// The supervisor ends a start that takes too long: the state is then another, with the error.
+			add(Warn, "it is starting", "pannier plugin status")
 		case state != "running":
 			add(Fail, strings.TrimSuffix(state+": "+plugin.GetLastError(), ": "), "pannier plugin logs")
 		case plugin.GetDegraded() != "":

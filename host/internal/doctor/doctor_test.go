@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	lib "github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/docker"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -106,6 +107,23 @@ func TestPropagation(t *testing.T) {
 		t.Fatal(err)
 	}
 	is(t, look(), "mount --make-rshared "+dir)
+}
+
+// A plugin's first start is no failure, unlike a start after one that failed.
+func TestPlugins(t *testing.T) {
+	for _, c := range []struct{ state, lastError, want string }{
+		{"running", "", "ok: 1, all serve"},
+		{"running", "it was killed", "ok: 1, all serve"},
+		{"starting", "", "warn: p: it is starting: pannier plugin status p"},
+		{"starting", "it is not up after 10s", "fail: p: starting: it is not up after 10s: pannier plugin logs p"},
+		{"backing-off", "it is not up after 10s", "fail: p: backing-off: it is not up after 10s: pannier plugin logs p"},
+		{"unhealthy", "", "fail: p: unhealthy: pannier plugin logs p"},
+	} {
+		p := Patient{status: &hostv1.StatusResponse{Plugins: []*hostv1.Plugin{
+			{Name: "p", State: c.state, LastError: c.lastError},
+		}}}
+		is(t, p.plugins(t.Context()), c.want)
+	}
 }
 
 // A check that does not end is reported, and is not begun again before it has ended.
