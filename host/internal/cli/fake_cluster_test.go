@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -37,7 +36,7 @@ func (f *fake) nodes() []*hostv1.Node {
 	}
 }
 
-func (f *fake) ListNodes(_ context.Context, r *hostv1.ListNodesRequest) (*hostv1.ListNodesResponse, error) {
+func (f *fake) ListNodes(r *hostv1.ListNodesRequest) (*hostv1.ListNodesResponse, error) {
 	return &hostv1.ListNodesResponse{Nodes: f.nodes(), Meta: meta(r.GetRead())}, nil
 }
 
@@ -51,7 +50,7 @@ func meta(read *hostv1.ReadOptions) *hostv1.ReadMeta {
 }
 
 // GetNode returns n2 with its drain completed if the caller waits for a change.
-func (f *fake) GetNode(_ context.Context, r *hostv1.GetNodeRequest) (*hostv1.GetNodeResponse, error) {
+func (f *fake) GetNode(r *hostv1.GetNodeRequest) (*hostv1.GetNodeResponse, error) {
 	for _, n := range f.nodes() {
 		if n.GetName() != r.GetName() {
 			continue
@@ -74,31 +73,27 @@ func (f *fake) GetNode(_ context.Context, r *hostv1.GetNodeRequest) (*hostv1.Get
 	return nil, connect.NewError(connect.CodeNotFound, errors.New("node is not known"))
 }
 
-func (f *fake) DrainNode(_ context.Context, r *hostv1.DrainNodeRequest) (*hostv1.DrainNodeResponse, error) {
+func (f *fake) DrainNode(r *hostv1.DrainNodeRequest) (*hostv1.DrainNodeResponse, error) {
 	if r.GetName() == "unknown" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("node is not known"))
 	}
 	return &hostv1.DrainNodeResponse{Node: &hostv1.Node{Name: r.GetName()}}, nil
 }
 
-func (f *fake) SetNodeEligibility(_ context.Context,
-	r *hostv1.SetNodeEligibilityRequest,
-) (*hostv1.SetNodeEligibilityResponse, error) {
+func (f *fake) SetNodeEligibility(r *hostv1.SetNodeEligibilityRequest) (*hostv1.SetNodeEligibilityResponse, error) {
 	return &hostv1.SetNodeEligibilityResponse{Node: &hostv1.Node{
 		Name:     r.GetName(),
 		Eligible: r.GetEligible(),
 	}}, nil
 }
 
-func (f *fake) SetNodeNamespaces(_ context.Context,
-	r *hostv1.SetNodeNamespacesRequest,
-) (*hostv1.SetNodeNamespacesResponse, error) {
+func (f *fake) SetNodeNamespaces(r *hostv1.SetNodeNamespacesRequest) (*hostv1.SetNodeNamespacesResponse, error) {
 	return &hostv1.SetNodeNamespacesResponse{Node: &hostv1.Node{
 		Name: r.GetName(), Namespaces: r.GetNamespaces(),
 	}}, nil
 }
 
-func (f *fake) PurgeNode(_ context.Context, r *hostv1.PurgeNodeRequest) (*hostv1.PurgeNodeResponse, error) {
+func (f *fake) PurgeNode(r *hostv1.PurgeNodeRequest) (*hostv1.PurgeNodeResponse, error) {
 	if !r.GetForce() {
 		return nil, connect.NewError(connect.CodeFailedPrecondition,
 			errors.New("node is in use; when it is down for good: pannier node purge -force n3"))
@@ -106,7 +101,7 @@ func (f *fake) PurgeNode(_ context.Context, r *hostv1.PurgeNodeRequest) (*hostv1
 	return &hostv1.PurgeNodeResponse{LetGo: []*hostv1.Claim{{Volume: "data", Workload: "web"}}}, nil
 }
 
-func (f *fake) ListMembers(context.Context, *hostv1.ListMembersRequest) (*hostv1.ListMembersResponse, error) {
+func (f *fake) ListMembers(*hostv1.ListMembersRequest) (*hostv1.ListMembersResponse, error) {
 	return &hostv1.ListMembersResponse{Members: []*hostv1.Member{
 		{
 			Name: "n1", Role: "server", Status: "alive", Leader: true, Address: "10.0.0.1:7422", RpcAddress: "10.0.0.1:7421",
@@ -119,42 +114,38 @@ func (f *fake) ListMembers(context.Context, *hostv1.ListMembersRequest) (*hostv1
 	}}, nil
 }
 
-func (f *fake) JoinMembers(context.Context, *hostv1.JoinMembersRequest) (*hostv1.JoinMembersResponse, error) {
+func (f *fake) JoinMembers(*hostv1.JoinMembersRequest) (*hostv1.JoinMembersResponse, error) {
 	return &hostv1.JoinMembersResponse{Joined: 1}, nil
 }
 
-func (f *fake) ForceLeave(_ context.Context, r *hostv1.ForceLeaveRequest) (*hostv1.ForceLeaveResponse, error) {
+func (f *fake) ForceLeave(r *hostv1.ForceLeaveRequest) (*hostv1.ForceLeaveResponse, error) {
 	if r.GetName() != "n3" || !r.GetPrune() {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such member"))
 	}
 	return &hostv1.ForceLeaveResponse{}, nil
 }
 
-func (f *fake) Leave(context.Context, *hostv1.LeaveRequest) (*hostv1.LeaveResponse, error) {
-	return &hostv1.LeaveResponse{Pid: 40}, nil
-}
-
-func (f *fake) ListKeys(context.Context, *hostv1.ListKeysRequest) (*hostv1.ListKeysResponse, error) {
+func (f *fake) ListKeys(*hostv1.ListKeysRequest) (*hostv1.ListKeysResponse, error) {
 	return &hostv1.ListKeysResponse{
 		Keys: []*hostv1.GossipKey{{Id: "0123456789abcdef", Agents: 3, Primary: 2}}, Agents: 3, Problem: "n3 does not answer",
 	}, nil
 }
 
-func (f *fake) AddKey(_ context.Context, r *hostv1.AddKeyRequest) (*hostv1.AddKeyResponse, error) {
+func (f *fake) AddKey(r *hostv1.AddKeyRequest) (*hostv1.AddKeyResponse, error) {
 	if r.GetKey() != "c2VjcmV0c2VjcmV0IQ==" {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("must be 16, 24 or 32 bytes"))
 	}
 	return &hostv1.AddKeyResponse{Id: "fedcba9876543210"}, nil
 }
 
-func (f *fake) UseKey(_ context.Context, r *hostv1.UseKeyRequest) (*hostv1.UseKeyResponse, error) {
+func (f *fake) UseKey(r *hostv1.UseKeyRequest) (*hostv1.UseKeyResponse, error) {
 	if r.GetId() != "fedcba9876543210" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such key"))
 	}
 	return &hostv1.UseKeyResponse{}, nil
 }
 
-func (f *fake) RemoveKey(context.Context, *hostv1.RemoveKeyRequest) (*hostv1.RemoveKeyResponse, error) {
+func (f *fake) RemoveKey(*hostv1.RemoveKeyRequest) (*hostv1.RemoveKeyResponse, error) {
 	return &hostv1.RemoveKeyResponse{}, nil
 }
 
@@ -168,17 +159,15 @@ func (f *fake) peers() []*hostv1.RaftPeer {
 	}
 }
 
-func (f *fake) ListPeers(context.Context, *hostv1.ListPeersRequest) (*hostv1.ListPeersResponse, error) {
+func (f *fake) ListPeers(*hostv1.ListPeersRequest) (*hostv1.ListPeersResponse, error) {
 	return &hostv1.ListPeersResponse{Peers: f.peers()}, nil
 }
 
-func (f *fake) TransferLeadership(_ context.Context,
-	r *hostv1.TransferLeadershipRequest,
-) (*hostv1.TransferLeadershipResponse, error) {
+func (f *fake) TransferLeadership(r *hostv1.TransferLeadershipRequest) (*hostv1.TransferLeadershipResponse, error) {
 	return &hostv1.TransferLeadershipResponse{Leader: r.GetName()}, nil
 }
 
-func (f *fake) RemovePeer(_ context.Context, r *hostv1.RemovePeerRequest) (*hostv1.RemovePeerResponse, error) {
+func (f *fake) RemovePeer(r *hostv1.RemovePeerRequest) (*hostv1.RemovePeerResponse, error) {
 	if r.GetName() != "n2" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such server in the cluster"))
 	}
@@ -193,24 +182,20 @@ func autopilot() *hostv1.Autopilot {
 	}
 }
 
-func (f *fake) GetAutopilot(context.Context, *hostv1.GetAutopilotRequest) (*hostv1.GetAutopilotResponse, error) {
+func (f *fake) GetAutopilot(*hostv1.GetAutopilotRequest) (*hostv1.GetAutopilotResponse, error) {
 	return &hostv1.GetAutopilotResponse{Autopilot: autopilot()}, nil
 }
 
 // SetAutopilot returns only the settings that the request changes.
-func (f *fake) SetAutopilot(_ context.Context, r *hostv1.SetAutopilotRequest) (*hostv1.SetAutopilotResponse, error) {
+func (f *fake) SetAutopilot(r *hostv1.SetAutopilotRequest) (*hostv1.SetAutopilotResponse, error) {
 	return &hostv1.SetAutopilotResponse{Autopilot: r.GetAutopilot()}, nil
 }
 
-func (f *fake) AutopilotHealth(context.Context,
-	*hostv1.AutopilotHealthRequest,
-) (*hostv1.AutopilotHealthResponse, error) {
+func (f *fake) AutopilotHealth(*hostv1.AutopilotHealthRequest) (*hostv1.AutopilotHealthResponse, error) {
 	return &hostv1.AutopilotHealthResponse{FailureTolerance: 1, Peers: f.peers()}, nil
 }
 
-func (f *fake) CollectGarbage(_ context.Context,
-	r *hostv1.CollectGarbageRequest,
-) (*hostv1.CollectGarbageResponse, error) {
+func (f *fake) CollectGarbage(r *hostv1.CollectGarbageRequest) (*hostv1.CollectGarbageResponse, error) {
 	resp := &hostv1.CollectGarbageResponse{}
 	if r.GetDryRun() {
 		resp.Garbage = []*hostv1.Garbage{{
@@ -221,7 +206,7 @@ func (f *fake) CollectGarbage(_ context.Context,
 	return resp, nil
 }
 
-func (f *fake) ExplainVolume(_ context.Context, r *hostv1.ExplainVolumeRequest) (*hostv1.ExplainVolumeResponse, error) {
+func (f *fake) ExplainVolume(r *hostv1.ExplainVolumeRequest) (*hostv1.ExplainVolumeResponse, error) {
 	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err

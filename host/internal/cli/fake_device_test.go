@@ -20,7 +20,7 @@ func deviceGroups() []*hostv1.DeviceGroup {
 	}}
 }
 
-func (f *fake) ListDevices(context.Context, *hostv1.ListDevicesRequest) (*hostv1.ListDevicesResponse, error) {
+func (f *fake) ListDevices(*hostv1.ListDevicesRequest) (*hostv1.ListDevicesResponse, error) {
 	return &hostv1.ListDevicesResponse{Groups: deviceGroups()}, nil
 }
 

@@ -69,7 +69,7 @@ func withCanary() *hostv1.Plugin {
 	return p
 }
 
-func (f *fake) ListPlugins(context.Context, *hostv1.ListPluginsRequest) (*hostv1.ListPluginsResponse, error) {
+func (f *fake) ListPlugins(*hostv1.ListPluginsRequest) (*hostv1.ListPluginsResponse, error) {
 	return &hostv1.ListPluginsResponse{Plugins: []*hostv1.Plugin{plugin(), down(), withCanary()}}, nil
 }
 
@@ -87,7 +87,7 @@ func orderedPlugin(name string) (*hostv1.Plugin, error) {
 	return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no such plugin: %q", name))
 }
 
-func (f *fake) SwapPlugin(_ context.Context, r *hostv1.SwapPluginRequest) (*hostv1.SwapPluginResponse, error) {
+func (f *fake) SwapPlugin(r *hostv1.SwapPluginRequest) (*hostv1.SwapPluginResponse, error) {
 	p, err := orderedPlugin(r.GetName())
 	if percent := r.GetCanaryPercent(); percent != 0 {
 		p.Canary = tried(percent)
@@ -103,12 +103,12 @@ func tried(percent int32) *hostv1.PluginCanary {
 	}
 }
 
-func (f *fake) PromotePlugin(_ context.Context, r *hostv1.PromotePluginRequest) (*hostv1.PromotePluginResponse, error) {
+func (f *fake) PromotePlugin(r *hostv1.PromotePluginRequest) (*hostv1.PromotePluginResponse, error) {
 	p, err := orderedPlugin(r.GetName())
 	return &hostv1.PromotePluginResponse{Plugin: p}, err
 }
 
-func (f *fake) RestartPlugin(_ context.Context, r *hostv1.RestartPluginRequest) (*hostv1.RestartPluginResponse, error) {
+func (f *fake) RestartPlugin(r *hostv1.RestartPluginRequest) (*hostv1.RestartPluginResponse, error) {
 	p, err := orderedPlugin(r.GetName())
 	if r.GetGrace() != nil {
 		p.Swaps[2].Restart, p.Swaps[2].Rollback, p.Swaps[2].Took = true, false, r.GetGrace()
@@ -116,9 +116,7 @@ func (f *fake) RestartPlugin(_ context.Context, r *hostv1.RestartPluginRequest) 
 	return &hostv1.RestartPluginResponse{Plugin: p}, err
 }
 
-func (f *fake) RollbackPlugin(_ context.Context,
-	r *hostv1.RollbackPluginRequest,
-) (*hostv1.RollbackPluginResponse, error) {
+func (f *fake) RollbackPlugin(r *hostv1.RollbackPluginRequest) (*hostv1.RollbackPluginResponse, error) {
 	p, err := orderedPlugin(r.GetName())
 	if to := r.GetTo(); to != "" {
 		p.Version = to
@@ -126,7 +124,7 @@ func (f *fake) RollbackPlugin(_ context.Context,
 	return &hostv1.RollbackPluginResponse{Plugin: p}, err
 }
 
-func (f *fake) PinPlugin(_ context.Context, r *hostv1.PinPluginRequest) (*hostv1.PinPluginResponse, error) {
+func (f *fake) PinPlugin(r *hostv1.PinPluginRequest) (*hostv1.PinPluginResponse, error) {
 	p, err := orderedPlugin(r.GetName())
 	if err != nil {
 		return nil, err
@@ -139,12 +137,12 @@ func (f *fake) PinPlugin(_ context.Context, r *hostv1.PinPluginRequest) (*hostv1
 	return &hostv1.PinPluginResponse{Plugin: p}, nil
 }
 
-func (f *fake) UnpinPlugin(_ context.Context, r *hostv1.UnpinPluginRequest) (*hostv1.UnpinPluginResponse, error) {
+func (f *fake) UnpinPlugin(r *hostv1.UnpinPluginRequest) (*hostv1.UnpinPluginResponse, error) {
 	p, err := orderedPlugin(r.GetName())
 	return &hostv1.UnpinPluginResponse{Plugin: p}, err
 }
 
-func (f *fake) RemovePlugin(_ context.Context, r *hostv1.RemovePluginRequest) (*hostv1.RemovePluginResponse, error) {
+func (f *fake) RemovePlugin(r *hostv1.RemovePluginRequest) (*hostv1.RemovePluginResponse, error) {
 	if r.GetName() == "csi-bridge" {
 		return nil, connect.NewError(connect.CodeFailedPrecondition,
 			fmt.Errorf("plugin %q: workloads depend on it: dev/db: stop them first", r.GetName()))
@@ -153,7 +151,7 @@ func (f *fake) RemovePlugin(_ context.Context, r *hostv1.RemovePluginRequest) (*
 	return &hostv1.RemovePluginResponse{}, err
 }
 
-func (f *fake) VerifyPlugin(_ context.Context, r *hostv1.VerifyPluginRequest) (*hostv1.VerifyPluginResponse, error) {
+func (f *fake) VerifyPlugin(r *hostv1.VerifyPluginRequest) (*hostv1.VerifyPluginResponse, error) {
 	path := r.GetPath()
 	switch {
 	case !strings.HasPrefix(path, "/"):
@@ -189,14 +187,4 @@ func (f *fake) PluginLog(ctx context.Context, r *hostv1.PluginLogRequest,
 		}
 	}
 	return nil
-}
-
-// Stop answers like an agent in another PID namespace, which ends a while later.
-func (f *fake) Stop(_ context.Context, r *hostv1.StopRequest) (*hostv1.StopResponse, error) {
-	server := f.server
-	f.served.Go(func() {
-		time.Sleep(300 * time.Millisecond)
-		_ = server.Close()
-	})
-	return &hostv1.StopResponse{Pid: 1 << 30, Workloads: 2, PluginsStop: r.GetPlugins()}, nil
 }

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"io"
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,7 +25,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+	v1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -31,23 +33,13 @@ import (
 // with "held" are refused, ids that begin with "away" are unavailable, and ids that begin with "forgotten"
 // are gone after their stop breaks off.
 type fake struct {
-	hostv1connect.UnimplementedAgentServiceHandler
-	hostv1connect.UnimplementedDeviceServiceHandler
-	hostv1connect.UnimplementedDriverServiceHandler
-	hostv1connect.UnimplementedMemberServiceHandler
-	hostv1connect.UnimplementedNodeServiceHandler
-	hostv1connect.UnimplementedOperatorServiceHandler
-	hostv1connect.UnimplementedPluginServiceHandler
-	hostv1connect.UnimplementedSystemServiceHandler
-	hostv1connect.UnimplementedTokenServiceHandler
-	hostv1connect.UnimplementedVolumeServiceHandler
-	hostv1connect.UnimplementedWorkloadServiceHandler
-
-	dir      string
-	socket   string
-	server   *http.Server
-	served   sync.WaitGroup
-	statuses atomic.Int64 // asked for
+	dir, socket string
+	// startWorkload and stopWorkload are the fake's own, or others.
+	startWorkload streamHandler[hostv1.StartWorkloadRequest, hostv1.StartWorkloadResponse]
+	stopWorkload  streamHandler[hostv1.StopWorkloadRequest, hostv1.StopWorkloadResponse]
+	server        *http.Server
+	served        sync.WaitGroup
+	statuses      atomic.Int64 // asked for
 
 	mu        sync.Mutex
 	volumes   map[string]*hostv1.Volume
@@ -64,7 +56,7 @@ type fake struct {
 }
 
 func newFake(dir string) *fake {
-	return &fake{
+	f := &fake{
 		dir: dir, socket: filepath.Join(dir, "agent.sock"),
 		tokens: []*hostv1.Token{
 			{
@@ -78,6 +70,8 @@ func newFake(dir string) *fake {
 		},
 		volumes: map[string]*hostv1.Volume{}, workloads: map[string]*hostv1.Workload{}, running: map[string]int64{},
 	}
+	f.startWorkload, f.stopWorkload = f.StartWorkload, f.StopWorkload
+	return f
 }
 
 func (f *fake) start() error {
@@ -88,21 +82,64 @@ func (f *fake) start() error {
 	// The socket file stays behind, as after a crash.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	mux := http.NewServeMux()
-	nodes := connect.WithInterceptors(otherNodes{})
-	mux.Handle(hostv1connect.NewAgentServiceHandler(f, nodes))
-	mux.Handle(hostv1connect.NewDeviceServiceHandler(f))
-	mux.Handle(hostv1connect.NewDriverServiceHandler(f))
-	mux.Handle(hostv1connect.NewMemberServiceHandler(f))
-	mux.Handle(hostv1connect.NewNodeServiceHandler(f))
-	mux.Handle(hostv1connect.NewOperatorServiceHandler(f))
-	mux.Handle(hostv1connect.NewPluginServiceHandler(f, nodes))
-	mux.Handle(hostv1connect.NewSystemServiceHandler(f))
-	mux.Handle(hostv1connect.NewTokenServiceHandler(f))
-	mux.Handle(hostv1connect.NewVolumeServiceHandler(f))
-	mux.Handle(hostv1connect.NewWorkloadServiceHandler(f, nodes))
+	mux.Handle("/", f)
+	streams(mux, v1.AgentServiceEventsProcedure, f.Events)
+	streams(mux, v1.AgentServiceMonitorProcedure, f.Monitor)
+	streams(mux, v1.DeviceServiceDeviceStatsProcedure, f.DeviceStats)
+	streams(mux, v1.OperatorServiceSaveSnapshotProcedure, f.SaveSnapshot)
+	streams(mux, v1.PluginServicePluginLogProcedure, f.PluginLog)
+	streams(mux, v1.WorkloadServiceStartWorkloadProcedure, f.startWorkload)
+	streams(mux, v1.WorkloadServiceStopWorkloadProcedure, f.stopWorkload)
+	mux.Handle(v1.OperatorServiceRestoreSnapshotProcedure,
+		connect.NewClientStreamHandlerSimple(v1.OperatorServiceRestoreSnapshotProcedure, f.RestoreSnapshot))
 	f.server = &http.Server{Handler: mux}
 	f.served.Go(func() { _ = f.server.Serve(l) })
 	return nil
+}
+
+// streamHandler answers a call with a stream.
+type streamHandler[Q, A any] func(context.Context, *Q, *connect.ServerStream[A]) error
+
+func streams[Q, A any](mux *http.ServeMux, procedure string, answer streamHandler[Q, A]) {
+	mux.Handle(procedure, connect.NewServerStreamHandlerSimple(procedure, answer))
+}
+
+// ServeHTTP answers a call that is no stream by the fake's method of its name.
+func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	answer, err := f.answer(r, w.Header())
+	if err != nil {
+		_ = connect.NewErrorWriter().Write(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/proto")
+	_, _ = w.Write(answer)
+}
+
+func (f *fake) answer(r *http.Request, header http.Header) ([]byte, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	method := reflect.ValueOf(f).MethodByName(path.Base(r.URL.Path))
+	if !method.IsValid() {
+		return nil, connect.NewError(connect.CodeUnimplemented, errors.New(r.URL.Path))
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	req := reflect.New(method.Type().In(0).Elem())
+	if err := proto.Unmarshal(body, req.Interface().(proto.Message)); err != nil {
+		return nil, err
+	}
+	if names, is := req.Interface().(interface{ GetNode() string }); is && !strings.Contains(r.URL.Path, "VolumeService") {
+		if err := otherNode(names.GetNode(), header); err != nil {
+			return nil, err
+		}
+	}
+	out := method.Call([]reflect.Value{req})
+	if err, _ := out[1].Interface().(error); err != nil {
+		return nil, err
+	}
+	return proto.Marshal(out[0].Interface().(proto.Message))
 }
 
 func (f *fake) close() {
@@ -112,12 +149,10 @@ func (f *fake) close() {
 	f.served.Wait()
 }
 
-// otherNodes answers calls that name a node: n2 as this agent answers, selfish as an agent that answers for itself.
+// otherNode answers a call that names a node: n2 as this agent answers, selfish as an agent that answers for itself.
 // Others are not there.
-type otherNodes struct{}
-
-func (otherNodes) answer(req any, header http.Header) error {
-	switch node := req.(interface{ GetNode() string }).GetNode(); node {
+func otherNode(node string, header http.Header) error {
+	switch node {
 	case "", "selfish":
 	case "n2":
 		header.Set(api.NodeHeader, node)
@@ -128,46 +163,6 @@ func (otherNodes) answer(req any, header http.Header) error {
 		return err
 	}
 	return nil
-}
-
-func (o otherNodes) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-		if _, names := req.Any().(interface{ GetNode() string }); !names {
-			return next(ctx, req)
-		}
-		header := http.Header{}
-		if err := o.answer(req.Any(), header); err != nil {
-			return nil, err
-		}
-		resp, err := next(ctx, req)
-		if err == nil {
-			maps.Copy(resp.Header(), header)
-		}
-		return resp, err
-	}
-}
-
-func (otherNodes) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
-	return next
-}
-
-func (o otherNodes) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		return next(ctx, namingStream{conn, o})
-	}
-}
-
-type namingStream struct {
-	connect.StreamingHandlerConn
-	otherNodes
-}
-
-func (s namingStream) Receive(msg any) error {
-	err := s.StreamingHandlerConn.Receive(msg)
-	if _, names := msg.(interface{ GetNode() string }); err != nil || !names {
-		return err
-	}
-	return s.answer(msg, s.ResponseHeader())
 }
 
 // startFake runs a fake until the end of the test.
@@ -197,8 +192,6 @@ func refuse(id string) error {
 }
 
 func (f *fake) volume(id string) (*hostv1.Volume, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if err := refuse(id); err != nil {
 		return nil, err
 	}
@@ -209,13 +202,11 @@ func (f *fake) volume(id string) (*hostv1.Volume, error) {
 	return proto.Clone(v).(*hostv1.Volume), nil
 }
 
-func (f *fake) CreateVolume(_ context.Context, r *hostv1.CreateVolumeRequest) (*hostv1.CreateVolumeResponse, error) {
+func (f *fake) CreateVolume(r *hostv1.CreateVolumeRequest) (*hostv1.CreateVolumeResponse, error) {
 	spec := r.GetSpec()
 	if err := refuse(spec.GetId()); err != nil {
 		return nil, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	spec.ExternalId = "ext-" + spec.GetId()
 	v := &hostv1.Volume{
 		Spec: spec, Capacity: spec.GetCapacityMin(), Provider: "fake", ProviderVersion: "1.0", DriverHealthy: true,
@@ -235,13 +226,11 @@ func (f *fake) CreateVolume(_ context.Context, r *hostv1.CreateVolumeRequest) (*
 	}, nil
 }
 
-func (f *fake) CheckVolume(_ context.Context, r *hostv1.CheckVolumeRequest) (*hostv1.CheckVolumeResponse, error) {
+func (f *fake) CheckVolume(r *hostv1.CheckVolumeRequest) (*hostv1.CheckVolumeResponse, error) {
 	id := r.GetSpec().GetId()
 	if err := refuse(id); err != nil {
 		return nil, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.volumes[id] != nil {
 		return &hostv1.CheckVolumeResponse{Exists: true}, nil
 	}
@@ -250,13 +239,11 @@ func (f *fake) CheckVolume(_ context.Context, r *hostv1.CheckVolumeRequest) (*ho
 	}, nil
 }
 
-func (f *fake) RegisterVolume(_ context.Context,
-	r *hostv1.RegisterVolumeRequest,
-) (*hostv1.RegisterVolumeResponse, error) {
+func (f *fake) RegisterVolume(r *hostv1.RegisterVolumeRequest) (*hostv1.RegisterVolumeResponse, error) {
 	return &hostv1.RegisterVolumeResponse{Volume: &hostv1.Volume{Spec: r.GetSpec()}}, nil
 }
 
-func (f *fake) GetVolume(_ context.Context, r *hostv1.GetVolumeRequest) (*hostv1.GetVolumeResponse, error) {
+func (f *fake) GetVolume(r *hostv1.GetVolumeRequest) (*hostv1.GetVolumeResponse, error) {
 	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
@@ -270,9 +257,7 @@ func (f *fake) GetVolume(_ context.Context, r *hostv1.GetVolumeRequest) (*hostv1
 	}, nil
 }
 
-func (f *fake) ListVolumes(context.Context, *hostv1.ListVolumesRequest) (*hostv1.ListVolumesResponse, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f *fake) ListVolumes(*hostv1.ListVolumesRequest) (*hostv1.ListVolumesResponse, error) {
 	resp := &hostv1.ListVolumesResponse{}
 	for _, v := range f.volumes {
 		resp.Volumes = append(resp.Volumes, v)
@@ -281,9 +266,7 @@ func (f *fake) ListVolumes(context.Context, *hostv1.ListVolumesRequest) (*hostv1
 }
 
 // ListExternal returns three volumes, one per page. It forgets the token c once.
-func (f *fake) ListExternal(_ context.Context, r *hostv1.ListExternalRequest) (*hostv1.ListExternalResponse, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f *fake) ListExternal(r *hostv1.ListExternalRequest) (*hostv1.ListExternalResponse, error) {
 	if r.GetPageToken() == "c" && !f.forgot {
 		f.forgot = true
 		return nil, connect.NewError(connect.CodeAborted, errors.New("the token is not valid"))
@@ -297,7 +280,7 @@ func (f *fake) ListExternal(_ context.Context, r *hostv1.ListExternalRequest) (*
 	}, nil
 }
 
-func (f *fake) DeleteVolume(_ context.Context, r *hostv1.DeleteVolumeRequest) (*hostv1.DeleteVolumeResponse, error) {
+func (f *fake) DeleteVolume(r *hostv1.DeleteVolumeRequest) (*hostv1.DeleteVolumeResponse, error) {
 	if _, err := f.volume(r.GetId()); err != nil {
 		return nil, err
 	}
@@ -307,9 +290,7 @@ func (f *fake) DeleteVolume(_ context.Context, r *hostv1.DeleteVolumeRequest) (*
 	return &hostv1.DeleteVolumeResponse{}, nil
 }
 
-func (f *fake) DeregisterVolume(_ context.Context,
-	r *hostv1.DeregisterVolumeRequest,
-) (*hostv1.DeregisterVolumeResponse, error) {
+func (f *fake) DeregisterVolume(r *hostv1.DeregisterVolumeRequest) (*hostv1.DeregisterVolumeResponse, error) {
 	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
@@ -320,7 +301,7 @@ func (f *fake) DeregisterVolume(_ context.Context,
 	return &hostv1.DeregisterVolumeResponse{LeftBehind: v.GetClaims()}, nil
 }
 
-func (f *fake) ExpandVolume(_ context.Context, r *hostv1.ExpandVolumeRequest) (*hostv1.ExpandVolumeResponse, error) {
+func (f *fake) ExpandVolume(r *hostv1.ExpandVolumeRequest) (*hostv1.ExpandVolumeResponse, error) {
 	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
@@ -329,7 +310,7 @@ func (f *fake) ExpandVolume(_ context.Context, r *hostv1.ExpandVolumeRequest) (*
 	return &hostv1.ExpandVolumeResponse{Volume: v}, nil
 }
 
-func (f *fake) ModifyVolume(_ context.Context, r *hostv1.ModifyVolumeRequest) (*hostv1.ModifyVolumeResponse, error) {
+func (f *fake) ModifyVolume(r *hostv1.ModifyVolumeRequest) (*hostv1.ModifyVolumeResponse, error) {
 	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
@@ -341,7 +322,7 @@ func (f *fake) ModifyVolume(_ context.Context, r *hostv1.ModifyVolumeRequest) (*
 	return &hostv1.ModifyVolumeResponse{Volume: v}, nil
 }
 
-func (f *fake) DetachVolume(_ context.Context, r *hostv1.DetachVolumeRequest) (*hostv1.DetachVolumeResponse, error) {
+func (f *fake) DetachVolume(r *hostv1.DetachVolumeRequest) (*hostv1.DetachVolumeResponse, error) {
 	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
@@ -356,9 +337,7 @@ func (f *fake) DetachVolume(_ context.Context, r *hostv1.DetachVolumeRequest) (*
 	return resp, nil
 }
 
-func (f *fake) CreateSnapshot(_ context.Context,
-	r *hostv1.CreateSnapshotRequest,
-) (*hostv1.CreateSnapshotResponse, error) {
+func (f *fake) CreateSnapshot(r *hostv1.CreateSnapshotRequest) (*hostv1.CreateSnapshotResponse, error) {
 	if _, err := f.volume(r.GetVolumeId()); err != nil {
 		return nil, err
 	}
@@ -367,9 +346,7 @@ func (f *fake) CreateSnapshot(_ context.Context,
 	}}, nil
 }
 
-func (f *fake) CreateGroupSnapshot(_ context.Context,
-	r *hostv1.CreateGroupSnapshotRequest,
-) (*hostv1.CreateGroupSnapshotResponse, error) {
+func (f *fake) CreateGroupSnapshot(r *hostv1.CreateGroupSnapshotRequest) (*hostv1.CreateGroupSnapshotResponse, error) {
 	g := &hostv1.GroupSnapshot{GroupId: "group-" + r.GetName(), Ready: r.GetParameters()["fast"] == "yes"}
 	for _, id := range r.GetVolumeIds() {
 		if _, err := f.volume(id); err != nil {
@@ -380,9 +357,7 @@ func (f *fake) CreateGroupSnapshot(_ context.Context,
 	return &hostv1.CreateGroupSnapshotResponse{Group: g}, nil
 }
 
-func (f *fake) GetGroupSnapshot(_ context.Context,
-	r *hostv1.GetGroupSnapshotRequest,
-) (*hostv1.GetGroupSnapshotResponse, error) {
+func (f *fake) GetGroupSnapshot(r *hostv1.GetGroupSnapshotRequest) (*hostv1.GetGroupSnapshotResponse, error) {
 	if r.GetGroupId() != "group-1" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such group"))
 	}
@@ -391,18 +366,16 @@ func (f *fake) GetGroupSnapshot(_ context.Context,
 	}}, nil
 }
 
-func (f *fake) DeleteGroupSnapshot(context.Context,
-	*hostv1.DeleteGroupSnapshotRequest,
-) (*hostv1.DeleteGroupSnapshotResponse, error) {
+func (f *fake) DeleteGroupSnapshot(*hostv1.DeleteGroupSnapshotRequest) (*hostv1.DeleteGroupSnapshotResponse, error) {
 	return &hostv1.DeleteGroupSnapshotResponse{}, nil
 }
 
-func (f *fake) DeleteSnapshot(context.Context, *hostv1.DeleteSnapshotRequest) (*hostv1.DeleteSnapshotResponse, error) {
+func (f *fake) DeleteSnapshot(*hostv1.DeleteSnapshotRequest) (*hostv1.DeleteSnapshotResponse, error) {
 	return &hostv1.DeleteSnapshotResponse{}, nil
 }
 
 // ListSnapshots always returns the same page token, as a broken driver may do.
-func (f *fake) ListSnapshots(context.Context, *hostv1.ListSnapshotsRequest) (*hostv1.ListSnapshotsResponse, error) {
+func (f *fake) ListSnapshots(*hostv1.ListSnapshotsRequest) (*hostv1.ListSnapshotsResponse, error) {
 	return &hostv1.ListSnapshotsResponse{
 		Snapshots: []*hostv1.Snapshot{{
 			SnapshotId: "snap-1", Name: "one", Volume: "data", ExternalVolumeId: "ext-data", Size: 1 << 30,
@@ -421,43 +394,39 @@ func driver(id string) *hostv1.Driver {
 	}
 }
 
-func (f *fake) RegisterDriver(_ context.Context,
-	r *hostv1.RegisterDriverRequest,
-) (*hostv1.RegisterDriverResponse, error) {
+func (f *fake) RegisterDriver(r *hostv1.RegisterDriverRequest) (*hostv1.RegisterDriverResponse, error) {
 	return &hostv1.RegisterDriverResponse{Driver: driver(r.GetId())}, nil
 }
 
-func (f *fake) DeregisterDriver(_ context.Context,
-	r *hostv1.DeregisterDriverRequest,
-) (*hostv1.DeregisterDriverResponse, error) {
+func (f *fake) DeregisterDriver(r *hostv1.DeregisterDriverRequest) (*hostv1.DeregisterDriverResponse, error) {
 	if err := refuse(r.GetId()); err != nil && !r.GetForce() {
 		return nil, err
 	}
 	return &hostv1.DeregisterDriverResponse{}, nil
 }
 
-func (f *fake) ListDrivers(context.Context, *hostv1.ListDriversRequest) (*hostv1.ListDriversResponse, error) {
+func (f *fake) ListDrivers(*hostv1.ListDriversRequest) (*hostv1.ListDriversResponse, error) {
 	return &hostv1.ListDriversResponse{Drivers: []*hostv1.Driver{
 		driver("local"),
 		driver("sick"),
 	}}, nil
 }
 
-func (f *fake) GetDriver(_ context.Context, r *hostv1.GetDriverRequest) (*hostv1.GetDriverResponse, error) {
+func (f *fake) GetDriver(r *hostv1.GetDriverRequest) (*hostv1.GetDriverResponse, error) {
 	if r.GetId() != "local" {
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no driver %q (see: pannier driver status)", r.GetId()))
 	}
 	return &hostv1.GetDriverResponse{Driver: driver("local")}, nil
 }
 
-func (f *fake) Examine(_ context.Context, r *hostv1.ExamineRequest) (*hostv1.ExamineResponse, error) {
+func (f *fake) Examine(r *hostv1.ExamineRequest) (*hostv1.ExamineResponse, error) {
 	return &hostv1.ExamineResponse{Node: r.GetNode(), Findings: []*hostv1.Finding{
 		{Check: "clock", Status: "ok", Why: "the clock of " + r.GetNode()},
 		{Check: "fuse", Status: "fail", Why: "no fuse", Command: "modprobe fuse"},
 	}}, nil
 }
 
-func (f *fake) Status(context.Context, *hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
+func (f *fake) Status(*hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
 	f.statuses.Add(1)
 	return &hostv1.StatusResponse{
 		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(
@@ -471,6 +440,9 @@ func (f *fake) Status(context.Context, *hostv1.StatusRequest) (*hostv1.StatusRes
 func (f *fake) Events(ctx context.Context, r *hostv1.EventsRequest,
 	s *connect.ServerStream[hostv1.EventsResponse],
 ) error {
+	if err := otherNode(r.GetNode(), s.ResponseHeader()); err != nil {
+		return err
+	}
 	for seq := range uint64(min(r.GetRecent(), 2)) {
 		e := &hostv1.Event{
 			Seq: seq, Time: timestamppb.New(time.Unix(1e9, 0)), Topic: "driver", Type: "healthy",
@@ -505,7 +477,7 @@ func step(name, volume, state string, undo bool) *hostv1.Step {
 }
 
 // CheckWorkload finds a problem with each volume of which the fake knows one.
-func (f *fake) CheckWorkload(_ context.Context, r *hostv1.CheckWorkloadRequest) (*hostv1.CheckWorkloadResponse, error) {
+func (f *fake) CheckWorkload(r *hostv1.CheckWorkloadRequest) (*hostv1.CheckWorkloadResponse, error) {
 	resp := &hostv1.CheckWorkloadResponse{Node: "n1"}
 	for _, v := range r.GetSpec().GetVolumes() {
 		if _, err := f.volume(v.GetSource()); err != nil {
@@ -607,11 +579,7 @@ func (f *fake) StartWorkload(_ context.Context, r *hostv1.StartWorkloadRequest,
 	return s.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: w}})
 }
 
-func (f *fake) RunningWorkload(_ context.Context,
-	r *hostv1.RunningWorkloadRequest,
-) (*hostv1.RunningWorkloadResponse, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f *fake) RunningWorkload(r *hostv1.RunningWorkloadRequest) (*hostv1.RunningWorkloadResponse, error) {
 	f.running[r.GetId()] = r.GetPid()
 	if r.GetId() == "unknown" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such workload"))
@@ -648,9 +616,7 @@ func (f *fake) StopWorkload(_ context.Context, r *hostv1.StopWorkloadRequest,
 	return s.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: w}})
 }
 
-func (f *fake) GetWorkload(_ context.Context, r *hostv1.GetWorkloadRequest) (*hostv1.GetWorkloadResponse, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f *fake) GetWorkload(r *hostv1.GetWorkloadRequest) (*hostv1.GetWorkloadResponse, error) {
 	w := f.workloads[r.GetId()]
 	if w == nil {
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no workload %q", r.GetId()))
@@ -671,9 +637,7 @@ func (f *fake) GetWorkload(_ context.Context, r *hostv1.GetWorkloadRequest) (*ho
 	return resp, nil
 }
 
-func (f *fake) ListWorkloads(context.Context, *hostv1.ListWorkloadsRequest) (*hostv1.ListWorkloadsResponse, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f *fake) ListWorkloads(*hostv1.ListWorkloadsRequest) (*hostv1.ListWorkloadsResponse, error) {
 	resp := &hostv1.ListWorkloadsResponse{}
 	for _, w := range f.workloads {
 		resp.Workloads = append(resp.Workloads, w)
@@ -681,9 +645,7 @@ func (f *fake) ListWorkloads(context.Context, *hostv1.ListWorkloadsRequest) (*ho
 	return resp, nil
 }
 
-func (f *fake) ListTokens(_ context.Context, r *hostv1.ListTokensRequest) (*hostv1.ListTokensResponse, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f *fake) ListTokens(r *hostv1.ListTokensRequest) (*hostv1.ListTokensResponse, error) {
 	resp := &hostv1.ListTokensResponse{}
 	for _, t := range f.tokens {
 		all := r.GetNamespace() == "*" || r.GetNamespace() == t.GetNamespace()
@@ -694,9 +656,7 @@ func (f *fake) ListTokens(_ context.Context, r *hostv1.ListTokensRequest) (*host
 	return resp, nil
 }
 
-func (f *fake) SweepTokens(_ context.Context, r *hostv1.SweepTokensRequest) (*hostv1.SweepTokensResponse, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f *fake) SweepTokens(r *hostv1.SweepTokensRequest) (*hostv1.SweepTokensResponse, error) {
 	resp := &hostv1.SweepTokensResponse{}
 	var left []*hostv1.Token
 	for _, t := range f.tokens {

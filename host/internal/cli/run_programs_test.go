@@ -3,8 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +17,6 @@ import (
 
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -37,12 +34,8 @@ type meshed struct {
 func startMeshed(t *testing.T) *meshed {
 	t.Helper()
 	m := &meshed{fake: newFake(t.TempDir()), atStop: func() {}}
-	l, err := net.Listen("unix", m.socket)
-	check.NoError(t, err)
-	mux := http.NewServeMux()
-	mux.Handle(hostv1connect.NewWorkloadServiceHandler(m))
-	m.server = &http.Server{Handler: mux}
-	m.served.Go(func() { _ = m.server.Serve(l) })
+	m.startWorkload, m.stopWorkload = m.StartWorkload, m.StopWorkload
+	check.NoError(t, m.start())
 	t.Cleanup(m.close)
 	return m
 }
