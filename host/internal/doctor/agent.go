@@ -38,9 +38,6 @@ func (p *Patient) agent(context.Context) []Finding {
 }
 
 func (p *Patient) plugins(ctx context.Context) []Finding {
-	if f := p.unanswered(); f != nil {
-		return f
-	}
 	var problems []Finding
 	for _, plugin := range p.status.GetPlugins() {
 		add := func(s Status, why, command string) {
@@ -97,9 +94,6 @@ func (p *Patient) hidden(ctx context.Context) []Finding {
 }
 
 func (p *Patient) drivers(ctx context.Context) []Finding {
-	if f := p.unanswered(); f != nil {
-		return f
-	}
 	if len(p.status.GetDrivers()) == 0 {
 		if f := p.hidden(ctx); f != nil {
 			return f
@@ -142,9 +136,6 @@ func (p *Patient) drivers(ctx context.Context) []Finding {
 
 // leftovers are mounts without a journal's record, and records without their mount.
 func (p *Patient) leftovers(ctx context.Context) []Finding {
-	if f := p.unanswered(); f != nil {
-		return f
-	}
 	var problems []Finding
 	for _, path := range p.status.GetLeftovers() {
 		problems = append(problems, one(Warn, path+" belongs to no workload that the agent knows",
@@ -172,9 +163,6 @@ func (p *Patient) leftovers(ctx context.Context) []Finding {
 
 // binds are mounts that people have made of a published volume. Those of mount(8) belong to a workload of their own.
 func (p *Patient) binds(ctx context.Context) []Finding {
-	if f := p.unanswered(); f != nil {
-		return f
-	}
 	resp, err := p.Client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{})
 	if err != nil {
 		return unread(Fail, "the workloads cannot be listed", err, "")
@@ -201,9 +189,6 @@ const mountedWorkload = "mount."
 const stuck = time.Minute
 
 func (p *Patient) releases(context.Context) []Finding {
-	if f := p.unanswered(); f != nil {
-		return f
-	}
 	var problems []Finding
 	for _, r := range p.status.GetReleases() {
 		s := Warn
@@ -220,28 +205,11 @@ func (p *Patient) releases(context.Context) []Finding {
 	return or(problems, "none waits")
 }
 
-// alone returns a finding for a host without others; nil: there are some.
-func (p *Patient) alone() []Finding {
-	if f := p.unanswered(); f != nil {
-		return f
-	}
-	if f := p.unconfigured(); f != nil {
-		return f
-	}
-	if p.Config.TLS == nil {
-		return skipped("a single host")
-	}
-	return nil
-}
-
 // udpPatience is how long the answer to a packet of gossip may take.
 const udpPatience = time.Second
 
 // peers: gossip goes by UDP, and by TCP to the same port; calls by TCP.
 func (p *Patient) peers(ctx context.Context) []Finding {
-	if f := p.alone(); f != nil {
-		return f
-	}
 	resp, err := p.Client.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	if err != nil {
 		return unread(Fail, "the members cannot be listed", err, "pannier server members")
@@ -299,9 +267,6 @@ func (p *Patient) unheard(members map[string]string) (problems []Finding) {
 }
 
 func (p *Patient) quorum(ctx context.Context) []Finding {
-	if f := p.alone(); f != nil {
-		return f
-	}
 	health, err := p.Client.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
 	if err != nil {
 		return unread(Fail, "the servers' health cannot be read", err, "pannier operator raft list-peers")
@@ -330,9 +295,6 @@ func (p *Patient) quorum(ctx context.Context) []Finding {
 }
 
 func (p *Patient) gossipKeys(ctx context.Context) []Finding {
-	if f := p.alone(); f != nil {
-		return f
-	}
 	resp, err := p.Client.Members.ListKeys(ctx, &hostv1.ListKeysRequest{})
 	if err != nil {
 		return unread(Warn, "the keys cannot be listed", err, "pannier keyring list")
@@ -351,9 +313,6 @@ func (p *Patient) gossipKeys(ctx context.Context) []Finding {
 }
 
 func (p *Patient) secretsKeys(ctx context.Context) []Finding {
-	if f := p.unanswered(); f != nil {
-		return f
-	}
 	resp, err := p.Client.Secrets.GetSecretsStatus(ctx, &hostv1.GetSecretsStatusRequest{})
 	if err != nil {
 		return unread(Warn, "their state cannot be read", err, "pannier operator secrets status")

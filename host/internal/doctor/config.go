@@ -27,9 +27,6 @@ func (p *Patient) configuration(context.Context) []Finding {
 const expiry = 30 * 24 * time.Hour
 
 func (p *Patient) certificates(context.Context) []Finding {
-	if f := p.unconfigured(); f != nil {
-		return f
-	}
 	var files []string
 	if t := p.Config.TLS; t != nil {
 		files = append(files, t.CAFile, t.CertFile)

@@ -27,9 +27,6 @@ const answerLimit = 1 << 20
 // consul asks each Consul who leads it, and whether the block's token may register services there. Tokens of plugins
 // are their own matter.
 func (p *Patient) consul(ctx context.Context) []Finding {
-	if f := p.unconfigured(); f != nil {
-		return f
-	}
 	var problems []Finding
 	asked := 0
 	for _, c := range p.Config.Consuls {

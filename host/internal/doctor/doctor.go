@@ -114,6 +114,10 @@ func (p *Patient) make(ctx context.Context, c check) []Finding {
 				done <- one(Fail, fmt.Sprintf("a bug in the check: %v", reason), "")
 			}
 		}()
+		if lacking := p.lacks(c.needs); lacking != nil {
+			done <- lacking
+			return
+		}
 		done <- c.look(p, ctx)
 	}()
 	select {
@@ -173,20 +177,18 @@ func or(problems []Finding, format string, args ...any) []Finding {
 	return ok(format, args...)
 }
 
-// unconfigured returns why a check that needs the configuration cannot be made; nil: it can.
-func (p *Patient) unconfigured() []Finding {
-	if p.Config != nil {
+// lacks returns why a check cannot be made; nil: it can.
+func (p *Patient) lacks(needs need) []Finding {
+	switch {
+	case needs&answering != 0 && p.status == nil:
+		return skipped("needs the agent, which does not answer")
+	case needs&configured != 0 && p.Config == nil:
+		return skipped("needs the agent's configuration")
+	case needs&clustered != 0 && p.Config.TLS == nil:
+		return skipped("a single host")
+	default:
 		return nil
 	}
-	return skipped("needs the agent's configuration")
-}
-
-// unanswered returns why a check that needs the agent cannot be made; nil: it can.
-func (p *Patient) unanswered() []Finding {
-	if p.status != nil {
-		return nil
-	}
-	return skipped("needs the agent, which does not answer")
 }
 
 // dataDir is the agent's data directory.

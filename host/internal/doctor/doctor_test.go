@@ -131,7 +131,7 @@ func TestCheckThatHangs(t *testing.T) {
 	t.Parallel()
 	p := Patient{Unended: &sync.Map{}}
 	release := make(chan struct{})
-	hangs := check{"hangs", func(*Patient, context.Context) []Finding { <-release; return ok("it has ended") }}
+	hangs := check{"hangs", 0, func(*Patient, context.Context) []Finding { <-release; return ok("it has ended") }}
 	is(t, p.make(t.Context(), hangs), "fail: the check has not ended within "+checkPatience.String())
 	later := Patient{Unended: p.Unended}
 	is(t, later.make(t.Context(), hangs), "fail: the check of an earlier examination has not ended")

@@ -36,9 +36,6 @@ func (p *Patient) propagation(context.Context) []Finding {
 
 // namespace: what an agent mounts in a namespace of its own is not visible on the machine.
 func (p *Patient) namespace(context.Context) []Finding {
-	if f := p.unanswered(); f != nil {
-		return f
-	}
 	agent, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", p.status.GetPid()))
 	if err != nil {
 		return skipped("the agent's process cannot be looked at: %v", err)
