@@ -14,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
@@ -238,52 +239,31 @@ func (v nomadVolume) write(f importFlags) (path string, err error) {
 	if f.write == "" || f.dryRun {
 		return "", nil
 	}
-	spec := v.spec()
-	file := map[string]any{
-		"id": spec.GetId(), "name": spec.GetName(), "type": spec.GetType(), "namespace": spec.GetNamespace(),
-		"plugin_id": spec.GetPluginId(), "external_id": spec.GetExternalId(),
-		"parameters": spec.GetParameters(), "context": spec.GetContext(),
-	}
-	if n := spec.GetCapacityMin(); n > 0 {
-		file["capacity_min"] = n
-	}
-	if n := spec.GetCapacityMax(); n > 0 {
-		file["capacity_max"] = n
-	}
-	var capabilities []map[string]string
-	for _, c := range spec.GetCapabilities() {
-		capabilities = append(capabilities,
-			map[string]string{"access_mode": c.GetAccessMode(), "attachment_mode": c.GetAttachmentMode()})
-	}
-	file["capability"] = capabilities
-	if o := v.MountOptions; o.FSType != "" || len(o.MountFlags) > 0 {
-		file["mount_options"] = map[string]any{"fs_type": o.FSType, "mount_flags": o.MountFlags}
-	}
-	if len(v.Secrets) > 0 {
-		from := map[string]string{}
-		for key := range v.Secrets {
-			from[key] = toFill + key
-		}
-		file["secrets_from"] = from
-	}
-	var required []map[string]any
-	for _, t := range spec.GetTopologyRequest().GetRequired() {
-		required = append(required, map[string]any{"segments": t.GetSegments()})
-	}
-	if required != nil {
-		file["topology_request"] = map[string]any{"required": map[string]any{"topology": required}}
-	}
-	maps.DeleteFunc(file, func(_ string, value any) bool {
-		text, isText := value.(string)
-		pairs, isPairs := value.(map[string]string)
-		return isText && text == "" || isPairs && len(pairs) == 0
-	})
-	text, err := json.MarshalIndent(file, "", "  ")
-	if err != nil {
-		return "", err
-	}
 	if strings.ContainsRune(v.ID+v.Namespace, filepath.Separator) {
 		return "", fmt.Errorf("volume %q of namespace %q: the name is none of a file", v.ID, v.Namespace)
+	}
+	spec := v.spec()
+	if flags := v.MountOptions.MountFlags; len(flags) > 0 {
+		spec.MountOptions = &hostv1.MountOptions{FsType: v.MountOptions.FSType, MountFlags: flags}
+	}
+	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(spec)
+	var file map[string]any
+	if err = errors.Join(err, json.Unmarshal(text, &file)); err != nil {
+		return "", err
+	}
+	// In a spec these are blocks.
+	file["capability"] = file["capabilities"]
+	delete(file, "capabilities")
+	if request, has := file["topology_request"].(map[string]any); has {
+		request["required"] = map[string]any{"topology": request["required"]}
+	}
+	from := map[string]string{}
+	for key := range v.Secrets {
+		from[key] = toFill + key
+	}
+	file["secrets_from"] = from
+	if text, err = json.MarshalIndent(file, "", "  "); err != nil {
+		return "", err
 	}
 	path = filepath.Join(f.write, v.Namespace+"-"+v.ID+".json")
 	err = errors.Join(os.MkdirAll(f.write, 0o700), os.WriteFile(path, append(text, '\n'), 0o600))

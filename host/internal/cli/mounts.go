@@ -31,16 +31,14 @@ const (
 
 // printMounts is print with more formats: flags of docker run, lines of a unit, and a unit's drop-in.
 func (a *App) printMounts(m *hostv1.GetWorkloadResponse, err error, people func()) error {
-	format, devices, environment := dockerMount, dockerDevices, dockerVariables
-	switch {
-	case err != nil || a.format == formatTable || a.format == formatJSON:
+	if err != nil || a.format == formatTable || a.format == formatJSON {
 		return a.Print(m, err, people)
-	case a.format != formatDocker:
-		format, devices, environment = systemdMount, a.systemdDevices, a.systemdVariables
 	}
 	w := m.GetWorkload()
+	format, environment := dockerPlace, dockerVariables
 	var out strings.Builder
 	if a.format != formatDocker {
+		format, environment = systemdPlace, a.systemdVariables
 		if err := checkDestinations(w.GetMounts()); err != nil {
 			return err
 		}
@@ -48,24 +46,58 @@ func (a *App) printMounts(m *hostv1.GetWorkloadResponse, err error, people func(
 	if a.format == formatDropin {
 		out.WriteString(a.dropin(w.GetSpec().GetId()))
 	}
-	for _, mount := range w.GetMounts() {
-		lines, err := format(mount)
+	for _, p := range places(w) {
+		lines, err := format(p)
 		if err != nil {
-			return fmt.Errorf("volume %q: %w", mount.GetRequest(), err)
+			return fmt.Errorf("%s: %w", p.of, err)
 		}
 		out.WriteString(lines)
 	}
-	lines, err := devices(w.GetReservation())
+	lines, err := environment(w)
 	if err != nil {
-		return fmt.Errorf("devices: %w", err)
-	}
-	out.WriteString(lines)
-	lines, err = environment(w)
-	if err != nil {
-		return fmt.Errorf("secrets: %w", err)
+		return fmt.Errorf("variables: %w", err)
 	}
 	a.write(out.String() + lines)
 	return a.outErr
+}
+
+// place is a path of the host that a program sees.
+type place struct {
+	of       string // in errors
+	from, to string
+	readOnly bool
+	// propagation of a mount; empty: the default.
+	propagation string
+	// access to a device file, some of "rwm", and its kinds; empty: it is none.
+	access string
+	kinds  []uint32
+}
+
+// places are the volumes of a workload, and what its devices need.
+func places(w *hostv1.Workload) (all []place) {
+	for _, m := range w.GetMounts() {
+		p := place{
+			of: fmt.Sprintf("volume %q", m.GetRequest()), from: m.GetHostPath(), to: m.GetDestination(),
+			readOnly: m.GetReadOnly(), propagation: m.GetPropagation(),
+		}
+		if m.GetBlock() {
+			p.access, p.kinds = "rwm", []uint32{syscall.S_IFBLK}
+			if p.readOnly {
+				p.access = "r"
+			}
+		}
+		all = append(all, p)
+	}
+	for _, m := range w.GetReservation().GetMounts() {
+		all = append(all, place{of: "devices", from: m.GetHostPath(), to: m.GetTaskPath(), readOnly: m.GetReadOnly()})
+	}
+	for _, d := range w.GetReservation().GetNodes() {
+		all = append(all, place{
+			of: "devices", from: d.GetHostPath(), to: d.GetTaskPath(), access: d.GetPermissions(),
+			kinds: []uint32{syscall.S_IFBLK, syscall.S_IFCHR},
+		})
+	}
+	return all
 }
 
 // dropin returns the lines of a unit that starts with the workload's unit and never without it, up to those of its
@@ -78,29 +110,19 @@ func (a *App) dropin(id string) string {
 	return fmt.Sprintf("[Unit]\nRequires=%[1]s\nAfter=%[1]s\n\n[Service]\n", unit)
 }
 
-// dockerMount returns a flag of docker run, one line without characters that a shell would split.
-func dockerMount(m *hostv1.Mount) (string, error) {
-	if m.GetBlock() {
-		access := "rwm"
-		if m.GetReadOnly() {
-			access = "r"
-		}
-		if err := plainPaths(m, ":"); err != nil {
-			return "", err
-		}
-		return fmt.Sprintf("--device=%s:%s:%s\n", m.GetHostPath(), m.GetDestination(), access), nil
+// dockerPlace returns a flag of docker run, one line without characters that a shell would split.
+func dockerPlace(p place) (string, error) {
+	if p.access != "" {
+		return fmt.Sprintf("--device=%s:%s:%s\n", p.from, p.to, p.access), plainPaths(":", p.from, p.to)
 	}
-	if err := plainPaths(m, ",\""); err != nil {
-		return "", err
+	text := fmt.Sprintf("--mount type=bind,source=%s,target=%s", p.from, p.to)
+	if p.propagation != "" && p.propagation != "rprivate" {
+		text += ",bind-propagation=" + p.propagation
 	}
-	text := fmt.Sprintf("--mount type=bind,source=%s,target=%s", m.GetHostPath(), m.GetDestination())
-	if p := m.GetPropagation(); p != "" && p != "rprivate" {
-		text += ",bind-propagation=" + p
-	}
-	if m.GetReadOnly() {
+	if p.readOnly {
 		text += ",readonly"
 	}
-	return text + "\n", nil
+	return text + "\n", plainPaths(",\"", p.from, p.to)
 }
 
 // checkDestinations refuses destinations that another user than root could replace with a link: systemd follows it when
@@ -126,30 +148,26 @@ func checkDestinations(mounts []*hostv1.Mount) error {
 	return nil
 }
 
-// systemdMount returns lines of a unit's [Service] section (systemd.exec(5)).
-func systemdMount(m *hostv1.Mount) (string, error) {
-	if err := plainPaths(m, ":\\\"'"); err != nil {
+// systemdPlace returns lines of a unit's [Service] section (systemd.exec(5)).
+func systemdPlace(p place) (string, error) {
+	if err := plainPaths(":\\\"'", p.from, p.to); err != nil {
 		return "", err
 	}
 	key := "BindPaths"
-	if m.GetReadOnly() {
+	if p.readOnly {
 		key = "BindReadOnlyPaths"
 	}
-	text := fmt.Sprintf("%s=%s:%s\n", key, escaped(m.GetHostPath()), escaped(m.GetDestination()))
-	if !m.GetBlock() {
+	text := fmt.Sprintf("%s=%s:%s\n", key, escaped(p.from), escaped(p.to))
+	if p.access == "" {
 		return text, nil
 	}
-	access := "rwm"
-	if m.GetReadOnly() {
-		access = "r"
-	}
-	allow, err := deviceAllow(m.GetHostPath(), access, syscall.S_IFBLK)
+	allow, err := deviceAllow(p.from, p.access, p.kinds)
 	return text + allow, err
 }
 
 // deviceAllow returns a unit's line that allows a device file of one of the kinds.
 // DeviceAllow takes names under /dev only (systemd.resource-control(5)).
-func deviceAllow(path, access string, kinds ...uint32) (string, error) {
+func deviceAllow(path, access string, kinds []uint32) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return "", fmt.Errorf("find its device: %w", err)
@@ -170,7 +188,7 @@ func deviceAllow(path, access string, kinds ...uint32) (string, error) {
 func dockerVariables(w *hostv1.Workload) (string, error) {
 	var out strings.Builder
 	if dir := w.GetSecretsDir(); dir != "" {
-		mount, err := dockerMount(&hostv1.Mount{HostPath: dir, Destination: secretsInContainer, ReadOnly: true})
+		mount, err := dockerPlace(place{from: dir, to: secretsInContainer, readOnly: true})
 		if err != nil {
 			return "", err
 		}
@@ -181,7 +199,7 @@ func dockerVariables(w *hostv1.Workload) (string, error) {
 			continue
 		}
 		folder := path.Dir(s.GetAdminSocket())
-		mount, err := dockerMount(&hostv1.Mount{HostPath: folder, Destination: folder})
+		mount, err := dockerPlace(place{from: folder, to: folder})
 		if err != nil {
 			return "", err
 		}
@@ -198,9 +216,12 @@ func dockerVariables(w *hostv1.Workload) (string, error) {
 // and the ports. A unit sees the host's files, so it needs no mount. The lines are written
 // once, so a port that changes at each start is left out.
 func (a *App) systemdVariables(w *hostv1.Workload) (string, error) {
+	if w.GetReservation() != nil {
+		a.Note("the lines name the devices that the workload has now; they may change at its next start")
+	}
 	var out strings.Builder
 	dir := w.GetSecretsDir()
-	if err := plainPaths(&hostv1.Mount{HostPath: dir, Destination: w.GetCredentialsSocket()}, "\\\"'"); err != nil {
+	if err := plainPaths("\\\"'", dir, w.GetCredentialsSocket()); err != nil {
 		return "", err
 	}
 	loaded := map[string]string{} // by the file's path
@@ -264,8 +285,8 @@ func fitsAddress(units []string, credential string) error {
 }
 
 // plainPaths refuses paths that a shell or the format would split.
-func plainPaths(m *hostv1.Mount, forbidden string) error {
-	for _, path := range []string{m.GetHostPath(), m.GetDestination()} {
+func plainPaths(forbidden string, paths ...string) error {
+	for _, path := range paths {
 		if strings.ContainsAny(path, " $`*?[];&|<>(){}!~#"+forbidden) || path != printable(path) {
 			return fmt.Errorf("the path %q has characters that this format cannot carry; use -o json", path)
 		}
@@ -289,60 +310,6 @@ func deviceMounts(r *hostv1.DeviceReservation) (out []launch.Mount, err error) {
 		out = append(out, launch.Mount{Source: d.GetHostPath(), Destination: d.GetTaskPath(), Block: true})
 	}
 	return out, nil
-}
-
-// dockerDevices returns the flags of docker run that give a container its devices.
-// dockerVariables has their environment.
-func dockerDevices(r *hostv1.DeviceReservation) (string, error) {
-	var out strings.Builder
-	for _, m := range r.GetMounts() {
-		flag, err := dockerMount(&hostv1.Mount{
-			HostPath: m.GetHostPath(), Destination: m.GetTaskPath(),
-			ReadOnly: m.GetReadOnly(),
-		})
-		if err != nil {
-			return "", err
-		}
-		out.WriteString(flag)
-	}
-	for _, d := range r.GetNodes() {
-		if err := plainPaths(&hostv1.Mount{HostPath: d.GetHostPath(), Destination: d.GetTaskPath()}, ":"); err != nil {
-			return "", err
-		}
-		fmt.Fprintf(&out, "--device=%s:%s:%s\n", d.GetHostPath(), d.GetTaskPath(), d.GetPermissions())
-	}
-	return out.String(), plainEnv(r.GetEnv())
-}
-
-// systemdDevices returns the lines that give a unit its devices. systemdVariables has their
-// environment.
-func (a *App) systemdDevices(r *hostv1.DeviceReservation) (string, error) {
-	var out strings.Builder
-	for _, m := range r.GetMounts() {
-		line, err := systemdMount(&hostv1.Mount{
-			HostPath: m.GetHostPath(), Destination: m.GetTaskPath(),
-			ReadOnly: m.GetReadOnly(),
-		})
-		if err != nil {
-			return "", err
-		}
-		out.WriteString(line)
-	}
-	for _, d := range r.GetNodes() {
-		line, err := systemdMount(&hostv1.Mount{HostPath: d.GetHostPath(), Destination: d.GetTaskPath()})
-		if err != nil {
-			return "", err
-		}
-		allow, err := deviceAllow(d.GetHostPath(), d.GetPermissions(), syscall.S_IFBLK, syscall.S_IFCHR)
-		if err != nil {
-			return "", err
-		}
-		out.WriteString(line + allow)
-	}
-	if r != nil {
-		a.Note("the lines name the devices that the workload has now; they may change at its next start")
-	}
-	return out.String(), plainEnv(r.GetEnv())
 }
 
 // plainEnv refuses variables that a shell or systemd would split.

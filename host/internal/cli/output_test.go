@@ -106,8 +106,8 @@ func TestNoTextControlsATerminal(t *testing.T) {
 			}
 		}
 	}
-	for _, format := range []func(*hostv1.Mount) (string, error){dockerMount, systemdMount} {
-		text, err := format(&hostv1.Mount{HostPath: "/a\x1bc\rb", Destination: "/b"})
+	for _, format := range []func(place) (string, error){dockerPlace, systemdPlace} {
+		text, err := format(place{from: "/a\x1bc\rb", to: "/b"})
 		if err == nil {
 			t.Errorf("a terminal would obey %q", text)
 		}
