@@ -371,7 +371,7 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 		return err
 	}
 	wantError(t, put("p", "quota {}"), connect.CodeInvalidArgument,
-		`ACL policy "p": invalid policy: line 1: unknown key "quota"`)
+		`ACL policy "p": invalid policy: line 1: unsupported block "quota"`)
 	wantError(t, put("a b", `node { policy = "read" }`), connect.CodeInvalidArgument, "name")
 	check.NoError(t, put("p", `node { policy = "read" }`))
 	check.NoError(t, put("q", `plugin { policy = "list" }`))

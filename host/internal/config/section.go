@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/agext/levenshtein"
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
@@ -264,10 +265,25 @@ func (s *section) oneOf(name string, allowed []string, dst *string) {
 		return
 	}
 	if !slices.Contains(allowed, text) {
-		s.fail(name, "%q is not one of %s", text, strings.Join(allowed, ", "))
+		s.fail(name, "%s", notAmong(text, allowed))
 		return
 	}
 	*dst = text
+}
+
+// notAmong says that a word is not one of the allowed ones, and which of them was probably meant.
+func notAmong(word string, allowed []string) string {
+	text, least := fmt.Sprintf("%q is not one of %s", word, strings.Join(allowed, ", ")), 2+len(word)/3
+	meant := ""
+	for _, one := range allowed {
+		if d := levenshtein.Distance(word, one, nil); d < least {
+			meant, least = one, d
+		}
+	}
+	if meant != "" {
+		text += fmt.Sprintf("; did you mean %q?", meant)
+	}
+	return text
 }
 
 // httpURL reads the base URL of an HTTP server, without secrets in it.

@@ -37,8 +37,6 @@ var shorthands = map[string][]Capability{
 	},
 }
 
-var shorthandNames = slices.Sorted(maps.Keys(shorthands))
-
 // implied maps a capability to one that it includes. For example, a caller that may read an object may list
 // it.
 var implied = map[Capability]Capability{
@@ -106,13 +104,6 @@ func (l Level) String() string {
 		}
 	}
 	return "none"
-}
-
-func levelNames(area Area) []string {
-	if area == Plugin {
-		return []string{"deny", "list", "read", "write"}
-	}
-	return []string{"deny", "read", "write"}
 }
 
 // Rules are one caller's merged policies. They never change. The zero value and nil allow nothing.
