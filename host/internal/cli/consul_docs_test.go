@@ -72,9 +72,7 @@ func (s *consulShell) token(file string) (*api.Client, *api.ACLToken) {
 		s.t.Fatalf("%s: %v, %v", file, info, err)
 	}
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.NoError(s.t, err)
 	client := s.c.Client(strings.TrimSpace(string(raw)))
 	token, _, err := client.ACL().TokenReadSelf(nil)
 	if err != nil {

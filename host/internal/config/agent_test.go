@@ -21,9 +21,7 @@ func load(t *testing.T, src Source, files map[string]string) (a *Agent, dir stri
 	t.Helper()
 	dir = t.TempDir()
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	if len(files) > 0 {
 		src.Paths = append(src.Paths, dir)
@@ -46,9 +44,7 @@ func environment(vars map[string]string) func(string) (string, bool) {
 
 func TestAgentDefaults(t *testing.T) {
 	a, _, err := load(t, Source{BinDir: t.TempDir()}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	hostname, _ := os.Hostname()
 	want := &Agent{
 		Name: hostname, Datacenter: "dc1", DataDir: "/var/lib/pannier", PluginDir: "/usr/lib/pannier/plugins",
@@ -74,9 +70,7 @@ func TestAgentDefaults(t *testing.T) {
 
 func TestPluginsBesideTheProgram(t *testing.T) {
 	bin := t.TempDir()
-	if err := os.Mkdir(filepath.Join(bin, "plugins"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Mkdir(filepath.Join(bin, "plugins"), 0o755))
 	a, _, err := load(t, Source{BinDir: bin}, nil)
 	if err != nil || a.PluginDir != filepath.Join(bin, "plugins") {
 		t.Fatalf("%v, %v", a, err)
@@ -144,9 +138,7 @@ csi_driver "four" {
 		".hidden.hcl": "nonsense = 1",
 		"notes.txt":   "nonsense",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if a.Name != "n1" || a.DataDir != dir+"/data" || a.PluginDir != dir+"/data/p" || a.LogLevel != "warn" ||
 		a.HTTPPort != 0 ||
 		a.GC.Interval != time.Minute || a.GC.ClaimThreshold != 2*time.Minute {
@@ -246,9 +238,7 @@ csi_driver "d" {}
 	})
 	flag, port := "/flag", 3
 	a, _, err := load(t, Source{Environment: env, Flags: Overrides{DataDir: &flag, HTTPPort: &port}}, files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if a.Name != "env" || a.DataDir != "/flag" || a.HTTPPort != 3 || a.LogLevel != "warn" || a.Socket != "/file.sock" {
 		t.Errorf("%+v", a)
 	}
@@ -260,15 +250,11 @@ csi_driver "d" {}
 func TestDev(t *testing.T) {
 	data, bin := t.TempDir(), t.TempDir()
 	local := filepath.Join(bin, "csi-local")
-	if err := os.WriteFile(local, nil, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(local, nil, 0o755))
 	name := "n"
 	src := Source{Dev: true, BinDir: bin, Flags: Overrides{DataDir: &data, Name: &name}}
 	a, _, err := load(t, src, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	endpoint := "unix://" + data + "/csi/local/csi.sock"
 	want := []Driver{{
 		ID: "local", Type: "monolith", Endpoint: endpoint, HealthTimeout: 30 * time.Second,
@@ -420,9 +406,7 @@ consul {
 ]}`,
 		"30.json": `{"secrets_dir": "secret", "ports": {"min_dynamic_port": 1024, "max_dynamic_port": 1024}}`,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	consul := func(name, address string) Consul {
 		return Consul{
 			Consul: service.Consul{Name: name, Address: address}, Audience: "consul.io",
@@ -560,9 +544,7 @@ func FuzzAgent(f *testing.F) {
 		if bytes.HasPrefix(src, []byte("{")) {
 			path = strings.TrimSuffix(path, ".hcl") + ".json"
 		}
-		if err := os.WriteFile(path, src, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(path, src, 0o644))
 		// This only checks that Load returns. Whether a configuration is valid is up to check.
 		_, _ = Load(Source{Paths: []string{path}, Environment: environment(nil)})
 	})

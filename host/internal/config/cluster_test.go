@@ -13,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // tlsBlock is the TLS configuration that a host in a cluster requires.
@@ -56,9 +57,7 @@ gc { node_threshold = "1h" }
   "autopilot": {"last_contact_threshold": "1s", "server_stabilization_time": "2s", "min_quorum": 3}
 }`,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	type part struct {
 		TLS        TLS
 		Server     Server
@@ -190,24 +189,18 @@ func TestKeys(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(path, []byte(text), mode))
 		return path
 	}
 	inline := write("a.hcl", "name = \"n\"\nencrypt = \""+testKey+"\"\n"+certificates, 0o640)
 	a, err := Load(Source{Paths: []string{inline}, Environment: environment(nil)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	key, err := a.Gossip.Read()
 	if err != nil || string(key) != testKey || len(key.Bytes()) != 32 {
 		t.Errorf("got a key of %d bytes, %v", len(key.Bytes()), err)
 	}
 	text, err := json.Marshal(map[string]any{"agent": a, "key": key})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, printed := range []string{
 		fmt.Sprintf("%v %+v %#v %s %q %x", a.Gossip, a.Gossip, key, key, key, key),
 		string(text),

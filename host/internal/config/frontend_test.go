@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestFrontends(t *testing.T) {
@@ -27,9 +29,7 @@ plugin "page" {
 plugin "plain" {}`,
 		"2.json": `{"plugin": {"page": {"listen": {"http": {"address": "[::1]:80"}}, "api": {"token_file": "/etc/t"}}}}`,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	want := &Frontend{
 		Sockets: []Socket{
 			{Name: "local", Address: "unix:///run/page.sock", Mode: 0o660, Owner: "root", Group: "www"},

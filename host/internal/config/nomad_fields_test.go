@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // nomadBlocks are the keys of the blocks that Nomad has too, by the path of the block.
@@ -29,9 +30,7 @@ func nomadBlocks() map[string]fields {
 // The page's table says why a field of Nomad's is refused, or what to write instead, for each of them and no other.
 func TestPageHasRefusedFields(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/workload-spec.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	_, table, found := strings.Cut(string(text), "| block | fields | what instead, or why |\n|---|---|---|\n")
 	if !found {
 		t.Fatal("the page has no table")

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // Every field is either taken over by a reload or named among the differences.
@@ -31,9 +33,7 @@ func TestDifferences(t *testing.T) {
 func TestReload(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "agent.hcl")
 	write := func(text string) {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	write("")
 	name := "host-1"
@@ -42,14 +42,10 @@ func TestReload(t *testing.T) {
 		Paths: []string{file}, Dev: true, Flags: Overrides{Name: &name},
 		TempDir: func() (string, error) { dirs++; return t.TempDir(), nil },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	write("name = \"other\"\nbind_addr = \"127.0.0.2\"\nconsul {}\ncsi_driver \"a\" {}\nplugin \"b\" {}\n")
 	b, err := a.Reload()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if got, want := a.Differences(b), []string{"bind_addr", "consul and identity blocks"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

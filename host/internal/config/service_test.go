@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/vars"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // Blocks in the form that Nomad documents, and the same in JSON, convert to the messages in the files next to
@@ -32,17 +33,11 @@ func TestServicesOfNomad(t *testing.T) {
 		}
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			text, err := os.ReadFile(strings.TrimSuffix(file, filepath.Ext(file)) + ".want.json")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			want := &hostv1.WorkloadSpec{}
-			if err := protojson.Unmarshal(text, want); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, protojson.Unmarshal(text, want))
 			got, err := ReadWorkload(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			if !proto.Equal(got, want) {
 				t.Errorf("got  %s\nwant %s", protojson.Format(got), protojson.Format(want))
 			}
@@ -56,9 +51,7 @@ func TestPagesHaveEveryKey(t *testing.T) {
 	known((&hostv1.WorkloadSpec{}).ProtoReflect().Descriptor(), unseen)
 	for _, name := range []string{"dashboard", "gateways", "several"} {
 		spec, err := ReadWorkload("testdata/nomad/" + name + ".hcl")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		see(spec.ProtoReflect(), unseen)
 	}
 	for name := range maps.Keys(unseen) {
@@ -124,13 +117,9 @@ EOT
     ]
   }
 }`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	s, err := service.FromProto(spec.GetServices()[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	s, err = vars.Service(s, valuesOf(vars.InServices([]string{"http", "http-2"})))
 	want := []string{
 		"<node.name>", "<node.name>", "a-<node.name>-b", "${node.name}", "$$${x}", "%{ if }", "plain", "$",

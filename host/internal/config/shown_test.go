@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // What is shown of a configuration has none of its secrets, and all of them are known.
@@ -26,9 +27,7 @@ func TestShownWithoutSecrets(t *testing.T) {
 		}},
 	}
 	text, err := a.Shown()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, hidden := range []string{
 		"MDEyMzQ1Njc4OWFiY2RlZg", "plugin-secret", "variable-secret", "text of a plugin", "driver-secret",
 		"controller-secret", "traces-secret",
@@ -48,9 +47,7 @@ func TestShownWithoutSecrets(t *testing.T) {
 			TokenFile string `json:"token_file"`
 		}
 	}
-	if err := json.Unmarshal(text, &shown); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, json.Unmarshal(text, &shown))
 	if shown.Name != a.Name || len(shown.Plugins) != 1 || shown.Plugins[0].Name != "x" ||
 		shown.Plugins[0].Config["rate"] != 7.0 || shown.Plugins[0].Config["token"] != redacted ||
 		shown.Drivers[0].Env["CERT"] != "file:///etc/d.cert" || shown.Consuls[0].TokenFile != "/etc/consul.token" {

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func one(access, attachment string) []*hostv1.VolumeCapability {
@@ -304,9 +305,7 @@ func TestNomadVolumesAreRead(t *testing.T) {
 				file = "volume.hcl"
 			}
 			got, err := ParseVolume(file, []byte(c.src))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			if !proto.Equal(got, c.want) {
 				t.Fatalf("got  %v\nwant %v", got, c.want)
 			}

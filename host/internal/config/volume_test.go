@@ -12,6 +12,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 const goodVolume = `id = "v"
@@ -26,9 +27,7 @@ capability {
 func TestVolumeIsRead(t *testing.T) {
 	dir := t.TempDir()
 	password := filepath.Join(dir, "pw")
-	if err := os.WriteFile(password, []byte("geheim\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(password, []byte("geheim\n"), 0o600))
 	src := `
 id = "mysql"
 name = "MySQL"
@@ -77,9 +76,7 @@ parameters {
 context { endpoint = "http://192.0.2.1:9425" }
 `
 	got, err := ParseVolume("v.hcl", []byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	topology := func(rack string) *hostv1.Topology {
 		return &hostv1.Topology{Segments: map[string]string{"rack": rack}}
 	}
@@ -105,9 +102,7 @@ context { endpoint = "http://192.0.2.1:9425" }
 
 func TestVolumeDefaults(t *testing.T) {
 	got, err := ParseVolume("v.hcl", []byte(goodVolume))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if got.Name != "v" || got.Namespace != "" {
 		t.Fatalf("name %q, namespace %q", got.Name, got.Namespace)
 	}

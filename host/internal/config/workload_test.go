@@ -13,6 +13,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestWorkloadIsRead(t *testing.T) {
@@ -47,9 +48,7 @@ workload "redis" {
   }
 }`
 	got, err := ParseWorkload("w.hcl", []byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	want := &hostv1.WorkloadSpec{
 		Namespace: "prod", Id: "redis", After: []string{"db-1", "other/db-2"}, Replaces: []string{"redis-1"},
 		Volumes: []*hostv1.VolumeRequest{
@@ -77,9 +76,7 @@ workload "redis" {
 		"after": ["db-1", "other/db-2"], "replaces": ["redis-1"],
 		"exec": {"command": "redis-server", "args": ["--dir", "/data"], "user": "redis", "env": {"TZ": "UTC", "N": 1}}
 	}}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if !proto.Equal(fromJSON, want) {
 		t.Fatalf("JSON: got  %v\nwant %v", fromJSON, want)
 	}
@@ -260,9 +257,7 @@ func checkServices(t *testing.T, spec *hostv1.WorkloadSpec, labels []string) {
 	var services []service.Service
 	for _, m := range spec.Services {
 		s, err := service.FromProto(m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		if _, err := vars.Service(s, valuesOf(vars.InServices(labels))); err != nil {
 			t.Fatal(err)
 		}

@@ -6,14 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 func TestRefused(t *testing.T) {
 	full := t.TempDir()
-	if err := os.WriteFile(filepath.Join(full, "mine"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(filepath.Join(full, "mine"), nil, 0o600))
 	empty := func() string { return filepath.Join(t.TempDir(), "p") }
 	for name, tc := range map[string]struct {
 		p    Plugin

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestParseRefuses(t *testing.T) {
@@ -54,9 +56,7 @@ func parse(t *testing.T, texts ...string) *Rules {
 	var all []Policy
 	for _, text := range texts {
 		p, err := Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		all = append(all, p)
 	}
 	return Merge(all...)
@@ -271,9 +271,7 @@ func TestAreas(t *testing.T) {
 func TestWithin(t *testing.T) {
 	team, err := Parse(`namespace "*" { policy = "write" }
 node { policy = "write" }`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for name, r := range map[string]*Rules{"management": Management, "a policy": Merge(team)} {
 		bound := r.Within([]string{"dev", "shop-*"})
 		for namespace, want := range map[string]bool{

@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/usage"
 )
@@ -183,9 +184,7 @@ func consuls(b *testing.B) *contender {
 	b.Helper()
 	c := consul.Start(b, consul.Options{Servers: 3})
 	leader, err := c.Client("").Status().Leader()
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	var kv *api.KV
 	for _, s := range c.Servers {
 		if strings.HasSuffix(leader, fmt.Sprint(":", s.Ports.RPC)) {
@@ -193,9 +192,7 @@ func consuls(b *testing.B) *contender {
 				Address:   fmt.Sprint("127.0.0.1:", s.Ports.HTTP),
 				Transport: &http.Transport{MaxIdleConnsPerHost: 1024},
 			})
-			if err != nil {
-				b.Fatal(err)
-			}
+			check.NoError(b, err)
 			kv = client.KV()
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // measureElection kills the current leader and at once lets a node claim a volume. The killed server is
@@ -25,19 +26,13 @@ func measureElection(b *testing.B, r *table.Section) {
 		ctx, cancel := context.WithTimeout(b.Context(), patience)
 		// There are two volumes, because with the first one the node finds the leader.
 		for i := 2 * kill; i < 2*kill+2; i++ {
-			if err := register(ctx, operator, i, "shared"); err != nil {
-				b.Fatal(err)
-			}
+			check.NoError(b, register(ctx, operator, i, "shared"))
 		}
-		if err := take(ctx, n.Client, 2*kill, n.name); err != nil {
-			b.Fatal(err)
-		}
+		check.NoError(b, take(ctx, n.Client, 2*kill, n.name))
 		leader := s.leader(b)
 		at := time.Now()
 		leader.Kill()
-		if err := take(ctx, n.Client, 2*kill+1, n.name); err != nil {
-			b.Fatal(err)
-		}
+		check.NoError(b, take(ctx, n.Client, 2*kill+1, n.name))
 		outages = append(outages, time.Since(at))
 		cancel()
 		leader.Launch()

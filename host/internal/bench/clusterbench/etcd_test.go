@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -40,9 +41,7 @@ func startEtcd(b *testing.B) *etcd {
 	for n := range 3 {
 		peers, clients := fmt.Sprint("http://127.0.0.1:", ports[2*n]), fmt.Sprint("http://127.0.0.1:", ports[2*n+1])
 		log, err := os.Create(filepath.Join(dir, fmt.Sprintf("m%d.log", n)))
-		if err != nil {
-			b.Fatal(err)
-		}
+		check.NoError(b, err)
 		cmd := exec.Command(etcdProgram, "--name", fmt.Sprint("m", n), "--data-dir", filepath.Join(dir, fmt.Sprint("m", n)),
 			"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--listen-client-urls", clients,
 			"--advertise-client-urls", clients,
@@ -60,9 +59,7 @@ func startEtcd(b *testing.B) *etcd {
 		conn, err := grpc.NewClient(fmt.Sprint("127.0.0.1:", ports[2*n+1]),
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
-		if err != nil {
-			b.Fatal(err)
-		}
+		check.NoError(b, err)
 		b.Cleanup(func() { _ = conn.Close() })
 		e.conns = append(e.conns, conn)
 	}

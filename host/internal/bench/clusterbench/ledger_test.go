@@ -10,6 +10,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
@@ -67,9 +68,7 @@ func manyClaimed(b *testing.B) []byte {
 		_, err = n.StartWorkload(ctx, claim.Run{Ref: workloadRef(i), Node: "node-1"}, []claim.Claim{wanted(i)})
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	var backup bytes.Buffer
 	if _, err := n.Save(ctx, &backup); err != nil {
 		b.Fatal(err)

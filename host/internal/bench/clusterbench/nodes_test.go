@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/usage"
 )
 
@@ -73,9 +74,7 @@ func measureNodes(b *testing.B, r *table.Section) {
 	go func() { whole <- all.heal() }()
 
 	before := s.use(b)
-	if err := parallel(nodes, enrolling, func(i int) error { return s.enrol(b, nodeName(i)) }); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, parallel(nodes, enrolling, func(i int) error { return s.enrol(b, nodeName(i)) }))
 	enrolled := s.use(b).since(before)
 
 	known := <-whole
@@ -151,9 +150,7 @@ func (s *formed) gather(b *testing.B, number int) (all *swarm, last time.Duratio
 		at = time.Now()
 		for range wave {
 			m, err := discover(len(all.all), s.all[len(all.all)%len(s.all)].gossip())
-			if err != nil {
-				b.Fatal(err)
-			}
+			check.NoError(b, err)
 			all.all = append(all.all, m)
 		}
 	}

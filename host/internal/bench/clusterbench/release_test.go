@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -42,16 +43,12 @@ csi_driver "shared" {
 	defer cancel()
 	const name = "node-1"
 	// The driver must know that node, too.
-	if err := os.WriteFile(filepath.Join(volumes, ".nodes", name), nil, 0o600); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, os.WriteFile(filepath.Join(volumes, ".nodes", name), nil, 0o600))
 	socket := s.leader(b).Path("data/csi/shared/csi.sock")
 	operator := s.operator(b)
 	alone := detachAlone(ctx, b, dialSocket(b, socket), name)
 	err := parallel(releases, atOnce, func(i int) error { return register(ctx, operator, i, "shared") })
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 
 	n := s.agent(b, pki.Node, name)
 	_, err = n.PutNode(ctx, claim.Node{
@@ -61,9 +58,7 @@ csi_driver "shared" {
 			Controller: &claim.ControllerCapabilities{AttachDetach: true}, Node: &claim.NodeCapabilities{},
 		}},
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	n.live(b)
 	err = parallel(releases, atOnce, func(i int) error {
 		if err := take(ctx, n.Client, i, n.name); err != nil {
@@ -73,9 +68,7 @@ csi_driver "shared" {
 			claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}, n.name)
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	before := s.use(b)
 	at := time.Now()
 	if _, err := operator.SetNodeStatus(ctx, n.name, claim.NodeDown, "the benchmark"); err != nil {
@@ -87,14 +80,10 @@ csi_driver "shared" {
 		watched := left[len(left)/2].Workload
 		for index, claims := uint64(0), left; len(claims) > 0; {
 			claims, index, err = operator.ClaimsOf(ctx, watched, cluster.Blocking{MinIndex: index, Wait: patience})
-			if err != nil {
-				b.Fatal(err)
-			}
+			check.NoError(b, err)
 		}
 		there, _, err := operator.OnNode(ctx, n.name, cluster.Blocking{})
-		if err != nil {
-			b.Fatal(err)
-		}
+		check.NoError(b, err)
 		left = there.Claims
 	}
 	took := time.Since(at)
@@ -111,9 +100,7 @@ csi_driver "shared" {
 func dialSocket(b *testing.B, socket string) *grpc.ClientConn {
 	b.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	b.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -138,17 +125,13 @@ func detachAlone(ctx context.Context, b *testing.B, conn *grpc.ClientConn, node 
 		}
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	at := time.Now()
 	err = parallel(releases, atOnce, func(i int) error {
 		_, err := controller.ControllerUnpublishVolume(ctx,
 			&csi.ControllerUnpublishVolumeRequest{VolumeId: volumeRef(i).ID, NodeId: node})
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	return time.Since(at)
 }

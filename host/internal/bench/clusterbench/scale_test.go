@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/clustertest"
 )
 
@@ -53,9 +54,7 @@ func measureScale(b *testing.B, r *table.Section) {
 	for _, size := range sizes {
 		must := func(err error) {
 			b.Helper()
-			if err != nil {
-				b.Fatal(err)
-			}
+			check.NoError(b, err)
 		}
 		must(parallel(size.nodes-had.nodes, registering, func(i int) error {
 			_, err := n.PutNode(ctx, scaleNode(had.nodes+i))
@@ -140,8 +139,6 @@ func beatRate(ctx context.Context, b *testing.B, beats *heartbeat.Tracker, nodes
 		_, err := beats.Answer(ctx, nodeName(i%nodes), "boot")
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	return float64(all) / time.Since(at).Seconds()
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -82,9 +83,7 @@ func (s *formed) prepare(b *testing.B, h *server, name string) {
 	}
 	files := s.ca.Files(b, pki.Server, name)
 	key := filepath.Join(b.TempDir(), "gossip.key")
-	if err := os.WriteFile(key, []byte(gossipKey), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, os.WriteFile(key, []byte(gossipKey), 0o600))
 	h.Host = testhost.NewNamed(b, name, fmt.Sprintf(`
 leave_plugins_on_stop = false
 bind_addr = "127.0.0.1"
@@ -105,9 +104,7 @@ tls {
 }
 %s`, h.rpc, h.serf, servers, strings.Join(join, ", "), key, files.CA, files.Cert, files.Key, s.more))
 	config, err := os.ReadFile(h.Path("agent.hcl"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	// Log at an agent's default level.
 	h.Write("agent.hcl", regexp.MustCompile(`log_level.*\n`).ReplaceAllString(string(config), ""))
 }
@@ -213,9 +210,7 @@ func (s *formed) operator(b *testing.B) *cluster.Client {
 func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
 	b.Helper()
 	secret, err := peer.OpenSecret(filepath.Join(b.TempDir(), "node.secret"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	dialer := transport.NewDialer(s.ca.Certs(b, role, name))
 	b.Cleanup(func() {
 		if err := dialer.Close(); err != nil {
@@ -243,9 +238,7 @@ func freePorts(b *testing.B, n int) (ports []int) {
 	}()
 	for len(ports) < n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			b.Fatal(err)
-		}
+		check.NoError(b, err)
 		held = append(held, l)
 		port := l.Addr().(*net.TCPAddr).Port
 		if p, err := net.ListenPacket("udp", fmt.Sprint("127.0.0.1:", port)); err == nil {

@@ -20,5 +20,4 @@ func BenchmarkMesh(b *testing.B) {
 	}
 	measure.Section(b, "tokens", "SI tokens, beside Consul's API alone", with(measureTokens))
 	measure.Section(b, "bootstrap", "Envoy bootstrap, beside Consul's own command", with(measureBootstrap))
-	measure.Section(b, "sync", "1,000 services in one Consul", with(measureSync))
 }

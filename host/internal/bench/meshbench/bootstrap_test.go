@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // measureBootstrap compares generating a sidecar's bootstrap through the host with Consul's own command,
@@ -25,9 +26,7 @@ func measureBootstrap(b *testing.B, m *mesh, r *table.Section) {
 	made, _, err := m.consul.Client(m.consul.Management).ACL().TokenCreate(&api.ACLToken{
 		ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}}, Local: true,
 	}, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	req := bootstrap.Request{
 		ProxyID: proxyID, TokenFile: m.consul.TokenFile(b, made.SecretID),
 		Admin: bootstrap.Bind{Address: "127.0.0.1", Port: 19000}, Ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19100},
@@ -79,15 +78,18 @@ func wantJSON(b *testing.B, file []byte) {
 // sidecar's id.
 func (m *mesh) sidecar(b *testing.B, name string) (proxyID string) {
 	b.Helper()
-	i := instance(name)
-	i.Service.Connect = &service.Connect{SidecarService: &service.SidecarService{}}
+	i := registration.Instance{
+		ID: "pannier:a:default:" + name + ":" + name, Namespace: "default", Workload: name,
+		Owner: registration.Owner{Cluster: "bench", Node: node},
+		Service: service.Service{
+			Name: name, Port: "8080", Connect: &service.Connect{SidecarService: &service.SidecarService{}},
+		},
+	}
 	err := m.plugin.DoRegistration(b.Context(), "", func(ctx context.Context, c registration.Registration) (err error) {
 		proxyID, err = c.Register(ctx, m.reach, i)
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	b.Cleanup(func() {
 		err := m.plugin.DoRegistration(context.Background(), "", func(ctx context.Context, c registration.Registration) error {
 			return c.Deregister(ctx, m.reach, i.Owner, i.ID)

@@ -2,7 +2,6 @@ package meshbench
 
 import (
 	"encoding/json"
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,6 +9,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -48,44 +48,22 @@ func plugins(b *testing.B, aclTokenFile string) *supervisor.Supervisor {
 	b.Helper()
 	dir := b.TempDir()
 	sids, err := json.Marshal(map[string]any{"token_file": aclTokenFile, "rate": 1_000_000})
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	cfg := supervisor.Config{
 		PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"), StopPlugins: true,
 		Plugins: []supervisor.Plugin{{Name: "sids", Config: sids}},
 	}
-	if err := os.MkdirAll(cfg.PluginDir, 0o755); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, os.MkdirAll(cfg.PluginDir, 0o755))
 	for _, name := range []string{"sids", "consul-services", "envoy-bootstrap"} {
-		copyProgram(b, testbin.Build(b, "plugins/"+name), filepath.Join(cfg.PluginDir, name))
+		program := check.Must(os.ReadFile(testbin.Build(b, "plugins/"+name)))(b)
+		check.NoError(b, os.WriteFile(filepath.Join(cfg.PluginDir, name), program, 0o755))
 	}
 	s := supervisor.New(cfg)
-	if err := s.Open(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, s.Open(b.Context()))
 	b.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			b.Error(err)
 		}
 	})
 	return s
-}
-
-func copyProgram(b *testing.B, from, to string) {
-	b.Helper()
-	in, err := os.Open(from)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer out.Close()
-	if _, err := io.Copy(out, in); err != nil {
-		b.Fatal(err)
-	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/clustertest"
 	"github.com/pannier/pannier/test/lib/usage"
 )
@@ -42,9 +43,7 @@ type tokenBench struct {
 func newTokenBench(b *testing.B, m *mesh) *tokenBench {
 	b.Helper()
 	sealer, err := secrets.Open(filepath.Join(b.TempDir(), "secrets.key"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	ledger := clustertest.Start(b)
 	return &tokenBench{
 		ledger: ledger,
@@ -263,9 +262,7 @@ func took(b *testing.B, do func(ctx context.Context) error) time.Duration {
 	at := time.Now()
 	err := do(b.Context())
 	d := time.Since(at)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	return d
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/test/bench/goplugin"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -47,9 +48,7 @@ func measureCalls(b *testing.B, r *table.Section) {
 			way := &ways[(turn+i)%len(ways)]
 			for range each {
 				began := time.Now()
-				if err := way.call(); err != nil {
-					b.Fatal(err)
-				}
+				check.NoError(b, way.call())
 				if turn > 0 {
 					way.times = append(way.times, time.Since(began))
 				}
@@ -91,22 +90,16 @@ func newBare(b *testing.B, program string) identity.Identity {
 	b.Helper()
 	socket := filepath.Join(shortDir(b), "bare.sock")
 	cmd := exec.Command(program, "bare", socket)
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, cmd.Start())
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	b.Cleanup(func() {
 		_ = conn.Close()
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
 	client := identity.NewClient(conn)
-	if err := read(b.Context(), client); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, read(b.Context(), client))
 	return client
 }

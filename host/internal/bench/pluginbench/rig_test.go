@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -43,9 +44,7 @@ func newRig(b *testing.B, kind string) *rig {
 	if kind == "storage" {
 		g.name, g.good = "csi-bridge", testbin.Build(b, "plugins/csi-bridge")
 	}
-	if err := os.Mkdir(g.cfg.PluginDir, 0o755); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, os.Mkdir(g.cfg.PluginDir, 0o755))
 	g.put(b, "good", "1.0.0")
 	return g
 }
@@ -54,9 +53,7 @@ func newRig(b *testing.B, kind string) *rig {
 func (g *rig) open(b *testing.B) {
 	b.Helper()
 	g.host = supervisor.New(g.cfg)
-	if err := g.host.Open(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, g.host.Open(b.Context()))
 	b.Cleanup(func() {
 		if err := g.host.Close(); err != nil {
 			b.Error(err)
@@ -87,17 +84,11 @@ func install(b *testing.B, from, path, line string) (at time.Time) {
 		b.Fatalf("copy %s: %v: %s", from, err, out)
 	}
 	f, err := os.OpenFile(path+".tmp", os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	_, err = fmt.Fprintf(f, "\n%s\n", line)
-	if err := errors.Join(err, f.Close()); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, errors.Join(err, f.Close()))
 	at = time.Now()
-	if err := os.Rename(path+".tmp", path); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, os.Rename(path+".tmp", path))
 	return at
 }
 
@@ -144,9 +135,7 @@ func startDriver(b *testing.B) storage.Driver {
 	cmd := exec.Command(testbin.Build(b, "drivers/csi-local"), "-endpoint", d.Endpoint, "-node-id", "a", "-data-dir",
 		filepath.Join(dir, "volumes"))
 	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, cmd.Start())
 	b.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -161,9 +150,7 @@ func startDriver(b *testing.B) storage.Driver {
 func shortDir(b *testing.B) string {
 	b.Helper()
 	dir, err := os.MkdirTemp("", "pb-")
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	b.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			b.Error(err)

@@ -14,23 +14,21 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func unpack(t *testing.T, packed io.Reader) map[string]string {
 	t.Helper()
 	text, err := gzip.NewReader(packed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	files := map[string]string{}
 	for archive := tar.NewReader(text); ; {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		content, err := io.ReadAll(archive)
 		if err != nil || h.Mode != 0o600 {
 			t.Fatalf("%s: mode %#o: %v", h.Name, h.Mode, err)
@@ -51,17 +49,11 @@ func TestSecretsStayOut(t *testing.T) {
 		"sub/folder": "in-a-sub-folder",
 	} {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		check.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	}
 	quoted, err := json.Marshal(password)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	jwt := "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJwYW5uaWVyIn0.c2lnbmF0dXJlLW9mLWl0"
 	for name, c := range map[string]struct{ content, whose string }{
 		"plain":         {"token is " + token, "the token"},
@@ -87,9 +79,7 @@ func TestSecretsStayOut(t *testing.T) {
 			b.Missing("d", nil)
 			var packed bytes.Buffer
 			sum, err := b.Write(&packed, "folder")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			files := unpack(t, &packed)
 			if c.whose == "" {
 				if len(files) != 3 || files["folder/a"] != c.content || !slices.Equal(sum.Missing, []string{"c: " + c.content}) {
@@ -119,9 +109,7 @@ func TestLinesOfALog(t *testing.T) {
 	b.File("logs/b.log").WriteString("first line\nsecond line\n")
 	var packed bytes.Buffer
 	sum, err := b.Write(&packed, "folder")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	files := unpack(t, &packed)
 	if len(files) != 2 || files["folder/logs/a.log"] != "one\ntwo" || len(sum.Missing) != 3 ||
 		sum.Missing[0] != "logs/a.log: lines are left out (1), because they have a secret in them: the token" ||
@@ -136,9 +124,7 @@ func TestASearchThatIsNotComplete(t *testing.T) {
 	b.Secret("a PIN", "1234")
 	b.Secret("none", "")
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(file, nil, 0o600))
 	b.SecretFile(filepath.Join(file, "below"))
 	sum, err := b.Write(io.Discard, "folder")
 	if err != nil || len(sum.Missing) != 2 || !strings.Contains(sum.Missing[0], "a PIN has fewer than 8") ||

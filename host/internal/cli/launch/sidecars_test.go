@@ -147,9 +147,7 @@ echo $$ > pid; exec sleep 60`)
 func TestSidecarHasTheWorkingDirectory(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "cwd")
 	_, s, _ := beside(t, Plan{Command: "true"})
-	if err := s.Start(t.Context(), "x", always(script("pwd -P > "+out+"; exec sleep 60")), ""); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Start(t.Context(), "x", always(script("pwd -P > "+out+"; exec sleep 60")), ""))
 	here, err := os.Getwd()
 	check.NoError(t, err)
 	check.Eventually(t, "the working directory", func() bool { return read(out) == here })
@@ -342,9 +340,7 @@ func TestSidecarReadsANewFile(t *testing.T) {
 func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, Plan{Command: "true"})
-	if err := s.Start(t.Context(), "x", always(script("echo $$ >> "+dir+"/starts; exec sleep 60")), ""); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Start(t.Context(), "x", always(script("echo $$ >> "+dir+"/starts; exec sleep 60")), ""))
 	pid := awaitPID(t, filepath.Join(dir, "starts"))
 	s.StopRestarts()
 	check.NoError(t, unix.Kill(pid, unix.SIGKILL))
