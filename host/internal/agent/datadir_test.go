@@ -28,8 +28,7 @@ func TestDatabasesOfAnEndingProcess(t *testing.T) {
 			} else {
 				check.NoError(t, os.MkdirAll(path, 0o700))
 			}
-			held, err := os.Open(path)
-			check.NoError(t, err)
+			held := check.Must(os.Open(path))(t)
 			t.Cleanup(func() { _ = held.Close() })
 			check.NoError(t, unix.Flock(int(held.Fd()), unix.LOCK_EX))
 			synctest.Test(t, func(t *testing.T) {

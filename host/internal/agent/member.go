@@ -43,8 +43,7 @@ type member struct {
 func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discovery.Role) (err error) {
 	m.terms = &peer.Terms{}
 	self := pki.Identity{Name: m.cfg.Name, DC: m.cfg.Datacenter, Role: role}
-	files := pki.Files{CA: m.cfg.TLS.CAFile, Cert: m.cfg.TLS.CertFile, Key: m.cfg.TLS.KeyFile}
-	if m.certs, err = pki.Load(files, self, m.log.Named("tls")); err != nil {
+	if m.certs, err = pki.Load(*m.cfg.TLS, self, m.log.Named("tls")); err != nil {
 		return err
 	}
 	if m.secret, err = peer.OpenSecret(filepath.Join(m.cfg.DataDir, "node.secret")); err != nil {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster"
-	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
@@ -61,12 +60,8 @@ func (s *server) joinCluster(ctx context.Context) error {
 
 func (s *server) openLedger(ctx context.Context) error {
 	err := s.ledgerKeeper.openLedger(ctx, func(cfg *cluster.Config) {
-		autopilot, wanted := claim.DefaultAutopilot(), s.cfg.Autopilot
-		autopilot.CleanupDeadServers, autopilot.MinQuorum = wanted.CleanupDeadServers, wanted.MinQuorum
-		autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = wanted.LastContactThreshold,
-			wanted.ServerStabilizationTime
-		cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = transport.NewRaftLayer(s.port,
-			s.dialer), s.discovery, s.servers, &autopilot
+		cfg.Streams, cfg.Members = transport.NewRaftLayer(s.port, s.dialer), s.discovery
+		cfg.Remote, cfg.Autopilot = s.servers, &s.cfg.Autopilot
 	})
 	if err != nil {
 		return err

@@ -158,7 +158,7 @@ func declaredDriver(d config.Driver, apart bool) drivers.Spec {
 	return drivers.Spec{
 		ID: d.ID, Type: drivers.Type(d.Type), Apart: apart, Plugin: d.Plugin,
 		Endpoint: d.Endpoint, Command: d.Command, Env: d.Env,
-		User: d.User, Checksum: d.Checksum, Overlap: d.Overlap, Limits: process.Limits(d.Limits),
+		User: d.User, Checksum: d.Checksum, Overlap: d.Overlap, Limits: d.Limits,
 		MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
 		Timeouts: drivers.Timeouts(d.Timeouts), SettleTime: d.SettleTime,
 		AllowedMountFlags: d.AllowedMountFlags, EphemeralVolumes: (*drivers.EphemeralVolumes)(d.EphemeralVolumes),

@@ -9,7 +9,9 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -45,12 +47,13 @@ type Agent struct {
 	LogFormat string `key:"log_format"`
 	Server    Server `key:"server"`
 	// TLS is this host's certificate; nil: the host is in no cluster, and opens no port for other agents.
-	TLS *TLS `key:"tls"`
+	TLS *pki.Files `key:"tls"`
 	// RetryJoin are serf addresses, host:port, of agents to join. They are tried until one answers.
 	RetryJoin []string `key:"retry_join"`
 	// Gossip is encrypted with this key.
-	Gossip    KeySource `key:"encrypt"`
-	Autopilot Autopilot `key:"autopilot"`
+	Gossip KeySource `key:"encrypt"`
+	// Autopilot has the settings that apply until an operator changes them in the ledger.
+	Autopilot claim.Autopilot `key:"autopilot"`
 	// Ledger is encrypted on disk with this key.
 	Ledger KeySource `key:"ledger_encryption"`
 	ACL    ACL       `key:"acl"`
@@ -105,7 +108,7 @@ type Plugin struct {
 	// Group runs it; empty: the user's.
 	Group string
 	// Limits of its resources.
-	Limits Limits
+	Limits process.Limits
 	// Checksum is "sha256:" and 64 hex digits; empty: any binary is accepted.
 	Checksum string
 	// Version constrains the version that the plugin reports, such as "~> 1.2"; empty: any.
@@ -171,16 +174,6 @@ type API struct {
 	Policy, TokenFile string
 }
 
-// Limits bound the resources of a plugin or driver and the processes that it starts. 0: the default.
-type Limits struct {
-	// Memory in bytes.
-	Memory int64
-	// OpenFiles of each of its processes.
-	OpenFiles int
-	// Processes and their threads.
-	Processes int
-}
-
 // Driver declares a CSI driver on this node.
 type Driver struct {
 	ID string
@@ -201,7 +194,7 @@ type Driver struct {
 	// Overlap says that two processes of it may run side by side.
 	Overlap bool
 	// Limits of its resources; 0: none.
-	Limits Limits
+	Limits process.Limits
 	// MountDir and StagePublishBaseDir are where a driver in a container sees its
 	// folder and its staging and publish paths; both empty: it sees the host's paths.
 	MountDir            string
@@ -314,7 +307,7 @@ func defaults() *Agent {
 		LogLevel:           "info",
 		LogFormat:          "text",
 		Server:             Server{Enabled: true, BootstrapExpect: 1, Liveness: lease.Default},
-		Autopilot:          defaultAutopilot,
+		Autopilot:          defaultAutopilot(),
 		ACL:                ACL{SocketRoot: true},
 		VolumeMetrics:      true,
 		LeavePluginsOnStop: true,

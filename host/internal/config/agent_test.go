@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -56,8 +57,8 @@ func TestAgentDefaults(t *testing.T) {
 			Enabled: true, BootstrapExpect: 1,
 			Liveness: claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second},
 		},
-		Autopilot: Autopilot{
-			CleanupDeadServers: true, LastContactThreshold: 200 * time.Millisecond,
+		Autopilot: claim.Autopilot{
+			CleanupDeadServers: true, LastContactThreshold: 200 * time.Millisecond, MaxTrailingLogs: 2000,
 			ServerStabilizationTime: 10 * time.Second,
 		},
 		VolumeMetrics: true, ACL: ACL{SocketRoot: true},
@@ -147,7 +148,7 @@ csi_driver "four" {
 	plugins := []Plugin{
 		{
 			Name: "csi-bridge", Args: []string{"a"}, Env: map[string]string{"NODE": "n1"}, User: "two", Group: "g",
-			Limits: Limits{
+			Limits: process.Limits{
 				Memory: 512 << 20, OpenFiles: 2000,
 				Processes: 300,
 			}, RollbackWindow: 5 * time.Minute, KeepVersions: 5, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`),
@@ -178,7 +179,7 @@ csi_driver "four" {
 			Command: []string{"/bin/d", "unix://" + dir + "/data/csi/three/csi.sock"},
 			Controller: &Driver{
 				ID: "three", Type: "controller", Endpoint: "unix://" + dir + "/data/csi/three/controller/csi.sock",
-				HealthTimeout: 2 * time.Minute, Env: map[string]string{"A": "1"}, User: "d", Limits: Limits{Memory: 64 << 20},
+				HealthTimeout: 2 * time.Minute, Env: map[string]string{"A": "1"}, User: "d", Limits: process.Limits{Memory: 64 << 20},
 				Command: []string{"/bin/d", "-controller", "unix://" + dir + "/data/csi/three/controller/csi.sock"},
 			},
 		},

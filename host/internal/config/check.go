@@ -182,7 +182,7 @@ func (l *loader) checkAlone() {
 func (l *loader) checkTogether() {
 	a := l.agent
 	for _, file := range []struct{ key, path string }{
-		{"ca_file", a.TLS.CAFile}, {"cert_file", a.TLS.CertFile}, {"key_file", a.TLS.KeyFile},
+		{"ca_file", a.TLS.CA}, {"cert_file", a.TLS.Cert}, {"key_file", a.TLS.Key},
 	} {
 		if file.path == "" {
 			l.failAt([]string{"tls"}, "tls: %s: is required: pannier tls ca create and pannier tls cert create make these files",

@@ -9,15 +9,8 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 )
-
-// TLS has the paths of an agent's certificate, in PEM; all three are absolute.
-type TLS struct {
-	// CAFile has the certificates of the cluster's authorities.
-	CAFile string
-	// CertFile and KeyFile are this host's.
-	CertFile, KeyFile string
-}
 
 // ACL configures access control.
 type ACL struct {
@@ -27,22 +20,11 @@ type ACL struct {
 	SocketRoot bool
 }
 
-// Autopilot has the settings that apply until an operator changes them in the ledger.
-type Autopilot struct {
-	// CleanupDeadServers removes a failed server once another one has replaced it.
-	CleanupDeadServers bool
-	// LastContactThreshold is how long a healthy server may be silent.
-	LastContactThreshold time.Duration
-	// ServerStabilizationTime is how long a new server is healthy before it votes.
-	ServerStabilizationTime time.Duration
-	// MinQuorum is the number of voters that the removal of dead servers must leave; 0: as many as formed the
-	// cluster.
-	MinQuorum int
-}
-
 // defaultAutopilot has the defaults of Consul and Nomad.
-var defaultAutopilot = Autopilot{
-	CleanupDeadServers: true, LastContactThreshold: 200 * time.Millisecond, ServerStabilizationTime: 10 * time.Second,
+func defaultAutopilot() claim.Autopilot {
+	autopilot := claim.DefaultAutopilot()
+	autopilot.LastContactThreshold = 200 * time.Millisecond
+	return autopilot
 }
 
 // clusterBlocks reads the settings of clusters. Relative paths start at dir.
@@ -54,9 +36,9 @@ func (l *loader) clusterBlocks(s *section, dir string) {
 		"enabled": &a.Server.Enabled, "bootstrap_expect": number(0, claim.MaxServers, &a.Server.BootstrapExpect),
 		"heartbeat_ttl": &live.HeartbeatTTL, "stop_after": &live.StopAfter, "stop_margin": &live.Margin,
 	})
-	tls := cmp.Or(a.TLS, &TLS{})
+	tls := cmp.Or(a.TLS, &pki.Files{})
 	if s.block("tls", keys{
-		"ca_file": file(dir, &tls.CAFile), "cert_file": file(dir, &tls.CertFile), "key_file": file(dir, &tls.KeyFile),
+		"ca_file": file(dir, &tls.CA), "cert_file": file(dir, &tls.Cert), "key_file": file(dir, &tls.Key),
 	}) != nil {
 		a.TLS = tls
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -59,9 +60,9 @@ gc { node_threshold = "1h" }
 	})
 	check.NoError(t, err)
 	type part struct {
-		TLS        TLS
+		TLS        pki.Files
 		Server     Server
-		Autopilot  Autopilot
+		Autopilot  claim.Autopilot
 		ACL        ACL
 		Join       []string
 		Keys       [2]KeySource
@@ -70,13 +71,15 @@ gc { node_threshold = "1h" }
 		Nodes      time.Duration
 	}
 	want := part{
-		TLS: TLS{dir + "/ca.pem", "/c.pem", dir + "/k.pem"},
+		TLS: pki.Files{CA: dir + "/ca.pem", Cert: "/c.pem", Key: dir + "/k.pem"},
 		Server: Server{
 			Enabled: true, BootstrapExpect: 3,
 			Liveness: claim.Liveness{HeartbeatTTL: 10 * time.Second, StopAfter: 20 * time.Second, Margin: 15 * time.Second},
 		},
-		Autopilot: Autopilot{false, time.Second, 2 * time.Second, 3},
-		ACL:       ACL{Enabled: true}, // in a cluster, root on a host has no rights
+		Autopilot: claim.Autopilot{
+			LastContactThreshold: time.Second, MaxTrailingLogs: 2000, MinQuorum: 3, ServerStabilizationTime: 2 * time.Second,
+		},
+		ACL: ACL{Enabled: true}, // in a cluster, root on a host has no rights
 		Join: []string{
 			"192.0.2.1:7422", "192.0.2.2:1", "s3.example.com:7422", "[::1]:7422", "[2001:db8::1]:2",
 			"[2001:db8::2]:7422",
@@ -193,14 +196,12 @@ func TestKeys(t *testing.T) {
 		return path
 	}
 	inline := write("a.hcl", "name = \"n\"\nencrypt = \""+testKey+"\"\n"+certificates, 0o640)
-	a, err := Load(Source{Paths: []string{inline}, Environment: environment(nil)})
-	check.NoError(t, err)
+	a := check.Must(Load(Source{Paths: []string{inline}, Environment: environment(nil)}))(t)
 	key, err := a.Gossip.Read()
 	if err != nil || string(key) != testKey || len(key.Bytes()) != 32 {
 		t.Errorf("got a key of %d bytes, %v", len(key.Bytes()), err)
 	}
-	text, err := json.Marshal(map[string]any{"agent": a, "key": key})
-	check.NoError(t, err)
+	text := check.Must(json.Marshal(map[string]any{"agent": a, "key": key}))(t)
 	for _, printed := range []string{
 		fmt.Sprintf("%v %+v %#v %s %q %x", a.Gossip, a.Gossip, key, key, key, key),
 		string(text),

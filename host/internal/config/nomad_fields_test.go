@@ -29,8 +29,7 @@ func nomadBlocks() map[string]fields {
 
 // The page's table says why a field of Nomad's is refused, or what to write instead, for each of them and no other.
 func TestPageHasRefusedFields(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/workload-spec.md")
-	check.NoError(t, err)
+	text := check.Must(os.ReadFile("../../../docs/workload-spec.md"))(t)
 	_, table, found := strings.Cut(string(text), "| block | fields | what instead, or why |\n|---|---|---|\n")
 	if !found {
 		t.Fatal("the page has no table")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/trusted"
 )
 
@@ -146,7 +147,7 @@ func checksum(dst *string) func(*section, string) {
 }
 
 // limits reads the limits block of a plugin or driver.
-func (s *section) limits(dst *Limits) {
+func (s *section) limits(dst *process.Limits) {
 	in := s.block("limits", keys{
 		"memory": capacity(&dst.Memory), "open_files": number(minOpenFiles, math.MaxInt32, &dst.OpenFiles),
 		"processes": number(minProcesses, math.MaxInt32, &dst.Processes),

@@ -44,8 +44,7 @@ func TestReload(t *testing.T) {
 	})
 	check.NoError(t, err)
 	write("name = \"other\"\nbind_addr = \"127.0.0.2\"\nconsul {}\ncsi_driver \"a\" {}\nplugin \"b\" {}\n")
-	b, err := a.Reload()
-	check.NoError(t, err)
+	b := check.Must(a.Reload())(t)
 	if got, want := a.Differences(b), []string{"bind_addr", "consul and identity blocks"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -32,12 +32,10 @@ func TestServicesOfNomad(t *testing.T) {
 			continue
 		}
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			text, err := os.ReadFile(strings.TrimSuffix(file, filepath.Ext(file)) + ".want.json")
-			check.NoError(t, err)
+			text := check.Must(os.ReadFile(strings.TrimSuffix(file, filepath.Ext(file)) + ".want.json"))(t)
 			want := &hostv1.WorkloadSpec{}
 			check.NoError(t, protojson.Unmarshal(text, want))
-			got, err := ReadWorkload(file)
-			check.NoError(t, err)
+			got := check.Must(ReadWorkload(file))(t)
 			if !proto.Equal(got, want) {
 				t.Errorf("got  %s\nwant %s", protojson.Format(got), protojson.Format(want))
 			}
@@ -50,8 +48,7 @@ func TestPagesHaveEveryKey(t *testing.T) {
 	unseen := map[protoreflect.FullName]bool{}
 	known((&hostv1.WorkloadSpec{}).ProtoReflect().Descriptor(), unseen)
 	for _, name := range []string{"dashboard", "gateways", "several"} {
-		spec, err := ReadWorkload("testdata/nomad/" + name + ".hcl")
-		check.NoError(t, err)
+		spec := check.Must(ReadWorkload("testdata/nomad/" + name + ".hcl"))(t)
 		see(spec.ProtoReflect(), unseen)
 	}
 	for name := range maps.Keys(unseen) {

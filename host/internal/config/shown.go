@@ -109,7 +109,7 @@ func (a *Agent) Secrets() (values map[string]string, files []string) {
 		found(place, "key_file", source.File)
 	}
 	if a.TLS != nil {
-		found("tls", "key_file", a.TLS.KeyFile)
+		found("tls", "key_file", a.TLS.Key)
 	}
 	if u, err := url.Parse(a.TracesEndpoint); err == nil {
 		password, _ := u.User.Password()

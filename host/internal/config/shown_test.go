@@ -26,8 +26,7 @@ func TestShownWithoutSecrets(t *testing.T) {
 			Controller: &Driver{ID: "d", Env: map[string]string{"API_KEY": "controller-secret"}},
 		}},
 	}
-	text, err := a.Shown()
-	check.NoError(t, err)
+	text := check.Must(a.Shown())(t)
 	for _, hidden := range []string{
 		"MDEyMzQ1Njc4OWFiY2RlZg", "plugin-secret", "variable-secret", "text of a plugin", "driver-secret",
 		"controller-secret", "traces-secret",

@@ -51,8 +51,7 @@ func TestConfigurationThatOthersCanChange(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, err := os.MkdirTemp("", "conf")
-			check.NoError(t, err)
+			dir := check.Must(os.MkdirTemp("", "conf"))(t)
 			t.Cleanup(func() { os.RemoveAll(dir) })
 			check.NoError(t, os.Chmod(dir, 0o755))
 			check.NoError(t, os.MkdirAll(dir+"/etc/pannier", 0o755))

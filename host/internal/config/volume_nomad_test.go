@@ -304,8 +304,7 @@ func TestNomadVolumesAreRead(t *testing.T) {
 			if file == "" {
 				file = "volume.hcl"
 			}
-			got, err := ParseVolume(file, []byte(c.src))
-			check.NoError(t, err)
+			got := check.Must(ParseVolume(file, []byte(c.src)))(t)
 			if !proto.Equal(got, c.want) {
 				t.Fatalf("got  %v\nwant %v", got, c.want)
 			}

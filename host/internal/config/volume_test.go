@@ -75,8 +75,7 @@ parameters {
 }
 context { endpoint = "http://192.0.2.1:9425" }
 `
-	got, err := ParseVolume("v.hcl", []byte(src))
-	check.NoError(t, err)
+	got := check.Must(ParseVolume("v.hcl", []byte(src)))(t)
 	topology := func(rack string) *hostv1.Topology {
 		return &hostv1.Topology{Segments: map[string]string{"rack": rack}}
 	}
@@ -101,8 +100,7 @@ context { endpoint = "http://192.0.2.1:9425" }
 }
 
 func TestVolumeDefaults(t *testing.T) {
-	got, err := ParseVolume("v.hcl", []byte(goodVolume))
-	check.NoError(t, err)
+	got := check.Must(ParseVolume("v.hcl", []byte(goodVolume)))(t)
 	if got.Name != "v" || got.Namespace != "" {
 		t.Fatalf("name %q, namespace %q", got.Name, got.Namespace)
 	}

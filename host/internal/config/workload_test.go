@@ -47,8 +47,7 @@ workload "redis" {
     }
   }
 }`
-	got, err := ParseWorkload("w.hcl", []byte(src))
-	check.NoError(t, err)
+	got := check.Must(ParseWorkload("w.hcl", []byte(src)))(t)
 	want := &hostv1.WorkloadSpec{
 		Namespace: "prod", Id: "redis", After: []string{"db-1", "other/db-2"}, Replaces: []string{"redis-1"},
 		Volumes: []*hostv1.VolumeRequest{
@@ -256,8 +255,7 @@ func checkServices(t *testing.T, spec *hostv1.WorkloadSpec, labels []string) {
 	}
 	var services []service.Service
 	for _, m := range spec.Services {
-		s, err := service.FromProto(m)
-		check.NoError(t, err)
+		s := check.Must(service.FromProto(m))(t)
 		if _, err := vars.Service(s, valuesOf(vars.InServices(labels))); err != nil {
 			t.Fatal(err)
 		}

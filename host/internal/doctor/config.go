@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/internal/cabundle"
 	"github.com/pannier/pannier/internal/printable"
@@ -29,7 +28,7 @@ const expiry = 30 * 24 * time.Hour
 func (p *Patient) certificates(context.Context) []Finding {
 	var files []string
 	if t := p.Config.TLS; t != nil {
-		files = append(files, t.CAFile, t.CertFile)
+		files = append(files, t.CA, t.Cert)
 	}
 	for _, c := range p.Config.Consuls {
 		if c.CertFile != "" {
@@ -55,14 +54,14 @@ func (p *Patient) certificates(context.Context) []Finding {
 }
 
 // checkCertificate also judges those of others, which need not name an agent.
-func checkCertificate(file string, own *config.TLS) []Finding {
+func checkCertificate(file string, own *pki.Files) []Finding {
 	inspect := "pannier tls cert inspect " + file
 	d, err := pki.Describe(file)
 	left := time.Until(d.NotAfter)
 	switch {
 	case err != nil:
 		return one(Fail, err.Error(), inspect)
-	case left <= 0, time.Now().Before(d.NotBefore), d.Problem != "" && own != nil && file == own.CertFile:
+	case left <= 0, time.Now().Before(d.NotBefore), d.Problem != "" && own != nil && file == own.Cert:
 		return one(Fail, file+": "+d.Problem, inspect)
 	case left < expiry:
 		return one(Warn, fmt.Sprintf("%s expires on %s", file, d.NotAfter.Local().Format(time.DateTime)), inspect)

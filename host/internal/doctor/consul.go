@@ -74,7 +74,7 @@ func (p *Patient) publicKeys(ctx context.Context, block string) []Finding {
 	url := scheme + "://" + p.status.GetHttpAddress() + "/.well-known/jwks.json"
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	if p.Config.TLS != nil {
-		roots, err := readRoots(p.Config.TLS.CAFile)
+		roots, err := readRoots(p.Config.TLS.CA)
 		if err != nil {
 			return one(Fail, err.Error(), "")
 		}

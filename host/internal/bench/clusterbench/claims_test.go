@@ -183,8 +183,7 @@ func claimText(i int) []byte {
 func consuls(b *testing.B) *contender {
 	b.Helper()
 	c := consul.Start(b, consul.Options{Servers: 3})
-	leader, err := c.Client("").Status().Leader()
-	check.NoError(b, err)
+	leader := check.Must(c.Client("").Status().Leader())(b)
 	var kv *api.KV
 	for _, s := range c.Servers {
 		if strings.HasSuffix(leader, fmt.Sprint(":", s.Ports.RPC)) {

@@ -40,8 +40,7 @@ func startEtcd(b *testing.B) *etcd {
 	e := &etcd{}
 	for n := range 3 {
 		peers, clients := fmt.Sprint("http://127.0.0.1:", ports[2*n]), fmt.Sprint("http://127.0.0.1:", ports[2*n+1])
-		log, err := os.Create(filepath.Join(dir, fmt.Sprintf("m%d.log", n)))
-		check.NoError(b, err)
+		log := check.Must(os.Create(filepath.Join(dir, fmt.Sprintf("m%d.log", n))))(b)
 		cmd := exec.Command(etcdProgram, "--name", fmt.Sprint("m", n), "--data-dir", filepath.Join(dir, fmt.Sprint("m", n)),
 			"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--listen-client-urls", clients,
 			"--advertise-client-urls", clients,

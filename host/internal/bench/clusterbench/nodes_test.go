@@ -149,8 +149,7 @@ func (s *formed) gather(b *testing.B, number int) (all *swarm, last time.Duratio
 		}
 		at = time.Now()
 		for range wave {
-			m, err := discover(len(all.all), s.all[len(all.all)%len(s.all)].gossip())
-			check.NoError(b, err)
+			m := check.Must(discover(len(all.all), s.all[len(all.all)%len(s.all)].gossip()))(b)
 			all.all = append(all.all, m)
 		}
 	}

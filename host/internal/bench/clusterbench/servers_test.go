@@ -103,8 +103,7 @@ tls {
   key_file  = %q
 }
 %s`, h.rpc, h.serf, servers, strings.Join(join, ", "), key, files.CA, files.Cert, files.Key, s.more))
-	config, err := os.ReadFile(h.Path("agent.hcl"))
-	check.NoError(b, err)
+	config := check.Must(os.ReadFile(h.Path("agent.hcl")))(b)
 	// Log at an agent's default level.
 	h.Write("agent.hcl", regexp.MustCompile(`log_level.*\n`).ReplaceAllString(string(config), ""))
 }
@@ -209,8 +208,7 @@ func (s *formed) operator(b *testing.B) *cluster.Client {
 
 func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
 	b.Helper()
-	secret, err := peer.OpenSecret(filepath.Join(b.TempDir(), "node.secret"))
-	check.NoError(b, err)
+	secret := check.Must(peer.OpenSecret(filepath.Join(b.TempDir(), "node.secret")))(b)
 	dialer := transport.NewDialer(s.ca.Certs(b, role, name))
 	b.Cleanup(func() {
 		if err := dialer.Close(); err != nil {
@@ -237,8 +235,7 @@ func freePorts(b *testing.B, n int) (ports []int) {
 		}
 	}()
 	for len(ports) < n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		check.NoError(b, err)
+		l := check.Must(net.Listen("tcp", "127.0.0.1:0"))(b)
 		held = append(held, l)
 		port := l.Addr().(*net.TCPAddr).Port
 		if p, err := net.ListenPacket("udp", fmt.Sprint("127.0.0.1:", port)); err == nil {

@@ -47,8 +47,7 @@ func newMesh(b *testing.B) *mesh {
 func plugins(b *testing.B, aclTokenFile string) *supervisor.Supervisor {
 	b.Helper()
 	dir := b.TempDir()
-	sids, err := json.Marshal(map[string]any{"token_file": aclTokenFile, "rate": 1_000_000})
-	check.NoError(b, err)
+	sids := check.Must(json.Marshal(map[string]any{"token_file": aclTokenFile, "rate": 1_000_000}))(b)
 	cfg := supervisor.Config{
 		PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"), StopPlugins: true,
 		Plugins: []supervisor.Plugin{{Name: "sids", Config: sids}},

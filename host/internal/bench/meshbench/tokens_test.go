@@ -42,8 +42,7 @@ type tokenBench struct {
 
 func newTokenBench(b *testing.B, m *mesh) *tokenBench {
 	b.Helper()
-	sealer, err := secrets.Open(filepath.Join(b.TempDir(), "secrets.key"))
-	check.NoError(b, err)
+	sealer := check.Must(secrets.Open(filepath.Join(b.TempDir(), "secrets.key")))(b)
 	ledger := clustertest.Start(b)
 	return &tokenBench{
 		ledger: ledger,

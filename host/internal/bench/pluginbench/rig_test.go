@@ -83,9 +83,8 @@ func install(b *testing.B, from, path, line string) (at time.Time) {
 	if out, err := exec.Command("cp", from, path+".tmp").CombinedOutput(); err != nil {
 		b.Fatalf("copy %s: %v: %s", from, err, out)
 	}
-	f, err := os.OpenFile(path+".tmp", os.O_APPEND|os.O_WRONLY, 0)
-	check.NoError(b, err)
-	_, err = fmt.Fprintf(f, "\n%s\n", line)
+	f := check.Must(os.OpenFile(path+".tmp", os.O_APPEND|os.O_WRONLY, 0))(b)
+	_, err := fmt.Fprintf(f, "\n%s\n", line)
 	check.NoError(b, errors.Join(err, f.Close()))
 	at = time.Now()
 	check.NoError(b, os.Rename(path+".tmp", path))
@@ -149,8 +148,7 @@ func startDriver(b *testing.B) storage.Driver {
 // shortDir returns a temporary directory whose path leaves room for a socket's.
 func shortDir(b *testing.B) string {
 	b.Helper()
-	dir, err := os.MkdirTemp("", "pb-")
-	check.NoError(b, err)
+	dir := check.Must(os.MkdirTemp("", "pb-"))(b)
 	b.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			b.Error(err)
