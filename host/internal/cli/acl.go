@@ -83,7 +83,40 @@ const maxPolicy = 1 << 20
 
 func (a *App) aclPolicyCommand() *cobra.Command {
 	return a.Noun("policy", "Policies: what is allowed",
-		a.aclPolicyApply(), a.aclPolicyList(), a.aclPolicyRead(), a.aclPolicyDelete())
+		a.aclPolicyApply(),
+		&cobra.Command{
+			Use: "list", Short: "List the policies; without a management token, your own",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+				resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
+				return a.Print(resp, err, func() {
+					t := NewTable("NAME", "DESCRIPTION", "CHANGED")
+					for _, p := range resp.GetPolicies() {
+						t.Row(p.GetName(), p.GetDescription(), age(p.GetModifiedAt()))
+					}
+					a.List(t, "no policies; add one: pannier acl policy apply NAME FILE")
+				})
+			}),
+		},
+		&cobra.Command{
+			Use: "read NAME", Short: "Write a policy's rules to standard output",
+			Example: "pannier acl policy read developers",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+				resp, err := client.ACL.GetACLPolicy(ctx, &hostv1.GetACLPolicyRequest{Name: args[0]})
+				return a.Print(resp, err, func() {
+					for line := range strings.Lines(resp.GetPolicy().GetRules()) {
+						a.Say("%s", strings.TrimSuffix(line, "\n"))
+					}
+				})
+			}),
+		},
+		&cobra.Command{
+			Use: "delete NAME", Short: "Delete a policy; tokens and roles that have it lose what it allowed",
+			Example: "pannier acl policy delete developers",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+				resp, err := client.ACL.DeleteACLPolicy(ctx, &hostv1.DeleteACLPolicyRequest{Name: args[0]})
+				return a.Done(resp, err, "policy %q is deleted", args[0])
+			}),
+		})
 }
 
 func (a *App) aclPolicyApply() *cobra.Command {
@@ -123,51 +156,45 @@ func readFile(path string, most int64) (string, error) {
 	return string(text), err
 }
 
-func (a *App) aclPolicyList() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List the policies; without a management token, your own",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
-			return a.Print(resp, err, func() {
-				t := NewTable("NAME", "DESCRIPTION", "CHANGED")
-				for _, p := range resp.GetPolicies() {
-					t.Row(p.GetName(), p.GetDescription(), age(p.GetModifiedAt()))
-				}
-				a.List(t, "no policies; add one: pannier acl policy apply NAME FILE")
-			})
-		}),
-	}
-}
-
-func (a *App) aclPolicyRead() *cobra.Command {
-	return &cobra.Command{
-		Use: "read NAME", Short: "Write a policy's rules to standard output",
-		Example: "pannier acl policy read developers",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.GetACLPolicy(ctx, &hostv1.GetACLPolicyRequest{Name: args[0]})
-			return a.Print(resp, err, func() {
-				for line := range strings.Lines(resp.GetPolicy().GetRules()) {
-					a.Say("%s", strings.TrimSuffix(line, "\n"))
-				}
-			})
-		}),
-	}
-}
-
-func (a *App) aclPolicyDelete() *cobra.Command {
-	return &cobra.Command{
-		Use: "delete NAME", Short: "Delete a policy; tokens and roles that have it lose what it allowed",
-		Example: "pannier acl policy delete developers",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.DeleteACLPolicy(ctx, &hostv1.DeleteACLPolicyRequest{Name: args[0]})
-			return a.Done(resp, err, "policy %q is deleted", args[0])
-		}),
-	}
-}
-
 func (a *App) aclRoleCommand() *cobra.Command {
 	return a.Noun("role", "Roles: sets of policies",
-		a.aclRoleApply(), a.aclRoleList(), a.aclRoleRead(), a.aclRoleDelete())
+		a.aclRoleApply(),
+		&cobra.Command{
+			Use: "list", Short: "List the roles",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+				resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
+				return a.Print(resp, err, func() {
+					t := NewTable("NAME", "POLICIES", "DESCRIPTION", "CHANGED")
+					for _, r := range resp.GetRoles() {
+						t.Row(r.GetName(), listed(r.GetPolicies()), r.GetDescription(), age(r.GetModifiedAt()))
+					}
+					a.List(t, "no roles; add one: pannier acl role apply NAME -policy POLICY")
+				})
+			}),
+		},
+		&cobra.Command{
+			Use: "read NAME", Short: "Show a role",
+			Example: "pannier acl role read on-call",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+				resp, err := client.ACL.GetACLRole(ctx, &hostv1.GetACLRoleRequest{Name: args[0]})
+				return a.Print(resp, err, func() {
+					r, t := resp.GetRole(), NewTable()
+					t.Row("Name", r.GetName())
+					t.Row("Description", r.GetDescription())
+					t.Row("Policies", listed(r.GetPolicies()))
+					t.Row("Changed", age(r.GetModifiedAt()))
+					a.Show(t)
+				})
+			}),
+		},
+		&cobra.Command{
+			Use: "delete NAME", Short: "Delete a role; tokens that have it lose what it allowed",
+			Example: "pannier acl role delete on-call",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+				resp, err := client.ACL.DeleteACLRole(ctx, &hostv1.DeleteACLRoleRequest{Name: args[0]})
+				return a.Done(resp, err, "role %q is deleted", args[0])
+			}),
+		})
 }
 
 func (a *App) aclRoleApply() *cobra.Command {
@@ -186,49 +213,4 @@ func (a *App) aclRoleApply() *cobra.Command {
 	cmd.Flags().StringArrayVar(&req.Policies, "policy", nil, "a policy's `NAME`; may be given more than once")
 	require(cmd, "policy")
 	return cmd
-}
-
-func (a *App) aclRoleList() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List the roles",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
-			return a.Print(resp, err, func() {
-				t := NewTable("NAME", "POLICIES", "DESCRIPTION", "CHANGED")
-				for _, r := range resp.GetRoles() {
-					t.Row(r.GetName(), listed(r.GetPolicies()), r.GetDescription(), age(r.GetModifiedAt()))
-				}
-				a.List(t, "no roles; add one: pannier acl role apply NAME -policy POLICY")
-			})
-		}),
-	}
-}
-
-func (a *App) aclRoleRead() *cobra.Command {
-	return &cobra.Command{
-		Use: "read NAME", Short: "Show a role",
-		Example: "pannier acl role read on-call",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.GetACLRole(ctx, &hostv1.GetACLRoleRequest{Name: args[0]})
-			return a.Print(resp, err, func() {
-				r, t := resp.GetRole(), NewTable()
-				t.Row("Name", r.GetName())
-				t.Row("Description", r.GetDescription())
-				t.Row("Policies", listed(r.GetPolicies()))
-				t.Row("Changed", age(r.GetModifiedAt()))
-				a.Show(t)
-			})
-		}),
-	}
-}
-
-func (a *App) aclRoleDelete() *cobra.Command {
-	return &cobra.Command{
-		Use: "delete NAME", Short: "Delete a role; tokens that have it lose what it allowed",
-		Example: "pannier acl role delete on-call",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.DeleteACLRole(ctx, &hostv1.DeleteACLRoleRequest{Name: args[0]})
-			return a.Done(resp, err, "role %q is deleted", args[0])
-		}),
-	}
 }

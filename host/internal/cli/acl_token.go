@@ -13,7 +13,45 @@ import (
 
 func (a *App) aclTokenCommand() *cobra.Command {
 	return a.Noun("token", "Tokens of callers, with their policies and roles",
-		a.aclTokenCreate(), a.aclTokenList(), a.aclTokenRead(), a.aclTokenDelete(), a.aclTokenSelf())
+		a.aclTokenCreate(),
+		&cobra.Command{
+			Use: "list", Short: "List the tokens, without their secrets",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+				resp, err := client.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
+				return a.Print(resp, err, func() {
+					t := NewTable("ACCESSOR", "NAME", "TYPE", "POLICIES", "ROLES", "AGE", "EXPIRES")
+					for _, k := range resp.GetTokens() {
+						t.Row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()),
+							age(k.GetCreatedAt()), expires(k))
+					}
+					a.List(t, "no tokens; make the first: pannier acl bootstrap")
+				})
+			}),
+		},
+		&cobra.Command{
+			Use: "read ACCESSOR", Short: "Show a token, without its secret",
+			Example: "pannier acl token read 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+				resp, err := client.ACL.GetACLToken(ctx, &hostv1.GetACLTokenRequest{Accessor: args[0]})
+				return a.Print(resp, err,
+					func() { a.Show(aclTokenTable(resp.GetToken())) })
+			}),
+		},
+		&cobra.Command{
+			Use: "delete ACCESSOR", Short: "Delete a token; it is refused at once",
+			Example: "pannier acl token delete 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+				resp, err := client.ACL.DeleteACLToken(ctx, &hostv1.DeleteACLTokenRequest{Accessor: args[0]})
+				return a.Done(resp, err, "token %s is deleted", args[0])
+			}),
+		},
+		&cobra.Command{
+			Use: "self", Short: "Show the token of this call, and what it allows",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+				resp, err := client.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
+				return a.Print(resp, err, func() { a.showSelf(resp) })
+			}),
+		})
 }
 
 func (a *App) aclTokenCreate() *cobra.Command {
@@ -43,62 +81,12 @@ func (a *App) aclTokenCreate() *cobra.Command {
 	return cmd
 }
 
-func (a *App) aclTokenList() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List the tokens, without their secrets",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
-			return a.Print(resp, err, func() {
-				t := NewTable("ACCESSOR", "NAME", "TYPE", "POLICIES", "ROLES", "AGE", "EXPIRES")
-				for _, k := range resp.GetTokens() {
-					t.Row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()),
-						age(k.GetCreatedAt()), expires(k))
-				}
-				a.List(t, "no tokens; make the first: pannier acl bootstrap")
-			})
-		}),
-	}
-}
-
 // expires is a cell with the time until a token expires.
 func expires(t *hostv1.ACLToken) Cell {
 	if at := t.GetExpiresAt(); at != nil && !at.AsTime().After(time.Now()) {
 		return Cell{"expired", Red}
 	}
 	return Cell{ahead(t.GetExpiresAt()), ""}
-}
-
-func (a *App) aclTokenRead() *cobra.Command {
-	return &cobra.Command{
-		Use: "read ACCESSOR", Short: "Show a token, without its secret",
-		Example: "pannier acl token read 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.GetACLToken(ctx, &hostv1.GetACLTokenRequest{Accessor: args[0]})
-			return a.Print(resp, err,
-				func() { a.Show(aclTokenTable(resp.GetToken())) })
-		}),
-	}
-}
-
-func (a *App) aclTokenDelete() *cobra.Command {
-	return &cobra.Command{
-		Use: "delete ACCESSOR", Short: "Delete a token; it is refused at once",
-		Example: "pannier acl token delete 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.DeleteACLToken(ctx, &hostv1.DeleteACLTokenRequest{Accessor: args[0]})
-			return a.Done(resp, err, "token %s is deleted", args[0])
-		}),
-	}
-}
-
-func (a *App) aclTokenSelf() *cobra.Command {
-	return &cobra.Command{
-		Use: "self", Short: "Show the token of this call, and what it allows",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
-			return a.Print(resp, err, func() { a.showSelf(resp) })
-		}),
-	}
 }
 
 func (a *App) showSelf(m *hostv1.GetACLSelfResponse) {

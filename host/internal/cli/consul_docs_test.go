@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/hashicorp/consul/api"
 
-	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
@@ -141,24 +139,5 @@ func TestDocumentedAuthMethod(t *testing.T) {
 	if len(token.ServiceIdentities) != 1 || token.ServiceIdentities[0].ServiceName != "web" || !token.Local ||
 		token.ExpirationTime == nil || token.ExpirationTime.Sub(token.CreateTime) != 24*time.Hour {
 		t.Errorf("got %+v", token)
-	}
-}
-
-func TestDocumentedConsulConfigurationParses(t *testing.T) {
-	for _, block := range regexp.MustCompile("(?s)\n```hcl\n(.*?)```").FindAllStringSubmatch(consulPage(t), -1) {
-		path := filepath.Join(t.TempDir(), "example.hcl")
-		check.NoError(t, os.WriteFile(path, []byte(block[1]), 0o644))
-		var err error
-		if strings.Contains("\n"+block[1], "\nworkload ") {
-			_, err = config.ReadWorkload(path)
-		} else {
-			_, err = config.Load(config.Source{
-				Paths:       []string{path},
-				Environment: func(string) (string, bool) { return "", false },
-			})
-		}
-		if err != nil {
-			t.Errorf("docs/consul.md:\n%s\n%v", block[1], err)
-		}
 	}
 }

@@ -15,17 +15,15 @@ import (
 )
 
 func (a *App) deviceCommand() *cobra.Command {
-	return a.Noun("device", "Devices of this node, such as GPUs", a.deviceList(), a.deviceStats())
-}
-
-func (a *App) deviceList() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List the devices, and which workload has which",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Devices.ListDevices(ctx, &hostv1.ListDevicesRequest{})
-			return a.Print(resp, err, func() { a.showDevices(resp.GetGroups()) })
-		}),
-	}
+	return a.Noun("device", "Devices of this node, such as GPUs",
+		&cobra.Command{
+			Use: "list", Short: "List the devices, and which workload has which",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+				resp, err := client.Devices.ListDevices(ctx, &hostv1.ListDevicesRequest{})
+				return a.Print(resp, err, func() { a.showDevices(resp.GetGroups()) })
+			}),
+		},
+		a.deviceStats())
 }
 
 func (a *App) deviceStats() *cobra.Command {

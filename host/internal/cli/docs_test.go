@@ -40,6 +40,7 @@ func TestDocumentedSpecsParse(t *testing.T) {
 		return err
 	}
 	volume := func(path string) error { _, err := config.ReadVolume(path); return err }
+	workload := func(path string) error { _, err := config.ReadWorkload(path); return err }
 	agentOrVolume := func(path string) error {
 		text := check.Must(os.ReadFile(path))(t)
 		if !strings.Contains(string(text), "plugin_id") {
@@ -59,7 +60,13 @@ func TestDocumentedSpecsParse(t *testing.T) {
 		"drivers.md":           agentOrVolume,
 		"drivers/*.md":         agentOrVolume,
 		"volume-spec.md":       volume,
-		"workload-spec.md":     func(path string) error { _, err := config.ReadWorkload(path); return err },
+		"workload-spec.md":     workload,
+		"consul.md": func(path string) error {
+			if strings.Contains("\n"+string(check.Must(os.ReadFile(path))(t)), "\nworkload ") {
+				return workload(path)
+			}
+			return agent(path)
+		},
 	} {
 		pages := check.Must(filepath.Glob(filepath.Join(docs, pattern)))(t)
 		if len(pages) == 0 {

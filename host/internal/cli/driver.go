@@ -19,7 +19,19 @@ import (
 
 func (a *App) driverCommand() *cobra.Command {
 	return a.Noun("driver", "CSI drivers on this node",
-		a.driverRegister(), a.driverDeregister(), a.driverRestart(), a.driverLogs(), a.driverHistory(), a.driverStatus())
+		a.driverRegister(), a.driverDeregister(), a.driverRestart(), a.driverLogs(), a.driverHistory(),
+		&cobra.Command{
+			Use: "status [ID]", Short: "List the drivers, or show one",
+			Example: "pannier driver status nfs",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+				if len(args) == 0 {
+					resp, err := client.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
+					return a.Print(resp, err, func() { a.showDrivers(resp.GetDrivers()) })
+				}
+				resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: args[0]})
+				return a.Print(resp, err, func() { a.showDriver(resp.GetDriver()) })
+			}),
+		})
 }
 
 func (a *App) driverRegister() *cobra.Command {
@@ -114,21 +126,6 @@ func stateOf(d *hostv1.Driver, kind string) string {
 		return "healthy"
 	}
 	return "not healthy yet: " + p.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
-}
-
-func (a *App) driverStatus() *cobra.Command {
-	return &cobra.Command{
-		Use: "status [ID]", Short: "List the drivers, or show one",
-		Example: "pannier driver status nfs",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			if len(args) == 0 {
-				resp, err := client.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
-				return a.Print(resp, err, func() { a.showDrivers(resp.GetDrivers()) })
-			}
-			resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: args[0]})
-			return a.Print(resp, err, func() { a.showDriver(resp.GetDriver()) })
-		}),
-	}
 }
 
 func (a *App) showDrivers(drivers []*hostv1.Driver) {

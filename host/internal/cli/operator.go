@@ -16,21 +16,44 @@ import (
 
 func (a *App) operatorCommand() *cobra.Command {
 	return a.Noun("operator", "The cluster's servers",
-		a.Noun("raft", "Servers that take part in raft", a.raftListPeers(), a.raftTransfer(), a.raftRemove()),
-		a.Noun("autopilot", "Automatic maintenance of servers by the leader", a.autopilotGet(), a.autopilotSet(),
-			a.autopilotHealth()),
+		a.Noun("raft", "Servers that take part in raft",
+			&cobra.Command{
+				Use: "list-peers", Short: "List the servers that take part in raft",
+				RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+					resp, err := client.Operator.ListPeers(ctx, &hostv1.ListPeersRequest{})
+					return a.Print(resp, err, func() { a.showPeers(resp.GetPeers()) })
+				}),
+			},
+			&cobra.Command{
+				Use: "transfer-leadership [NAME]", Short: "Make another server the leader: NAME, or one that is up to date",
+				Example: "pannier operator raft transfer-leadership server-2",
+				RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+					req := &hostv1.TransferLeadershipRequest{}
+					if len(args) > 0 {
+						req.Name = args[0]
+					}
+					resp, err := client.Operator.TransferLeadership(ctx, req)
+					return a.Print(resp, err, func() {
+						if resp.GetLeader() == "" {
+							a.Say("leadership is transferred; pannier operator raft list-peers shows to whom")
+							return
+						}
+						a.Say("server %q leads", resp.GetLeader())
+					})
+				}),
+			},
+			a.raftRemove()),
+		a.Noun("autopilot", "Automatic maintenance of servers by the leader",
+			&cobra.Command{
+				Use: "get", Short: "Show the settings of autopilot",
+				RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+					resp, err := client.Operator.GetAutopilot(ctx, &hostv1.GetAutopilotRequest{})
+					return a.Print(resp, err, func() { a.showAutopilot(resp.GetAutopilot()) })
+				}),
+			},
+			a.autopilotSet(), a.autopilotHealth()),
 		a.Noun("snapshot", "Copies of the ledger", a.snapshotSave(), a.snapshotRestore(), a.snapshotInspect()),
 		a.Noun("secrets", "The keys that encrypt secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
-}
-
-func (a *App) raftListPeers() *cobra.Command {
-	return &cobra.Command{
-		Use: "list-peers", Short: "List the servers that take part in raft",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Operator.ListPeers(ctx, &hostv1.ListPeersRequest{})
-			return a.Print(resp, err, func() { a.showPeers(resp.GetPeers()) })
-		}),
-	}
 }
 
 func (a *App) showPeers(peers []*hostv1.RaftPeer) {
@@ -49,27 +72,6 @@ func (a *App) showPeers(peers []*hostv1.RaftPeer) {
 	a.Show(t)
 }
 
-func (a *App) raftTransfer() *cobra.Command {
-	return &cobra.Command{
-		Use: "transfer-leadership [NAME]", Short: "Make another server the leader: NAME, or one that is up to date",
-		Example: "pannier operator raft transfer-leadership server-2",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			req := &hostv1.TransferLeadershipRequest{}
-			if len(args) > 0 {
-				req.Name = args[0]
-			}
-			resp, err := client.Operator.TransferLeadership(ctx, req)
-			return a.Print(resp, err, func() {
-				if resp.GetLeader() == "" {
-					a.Say("leadership is transferred; pannier operator raft list-peers shows to whom")
-					return
-				}
-				a.Say("server %q leads", resp.GetLeader())
-			})
-		}),
-	}
-}
-
 func (a *App) raftRemove() *cobra.Command {
 	return &cobra.Command{
 		Use: "remove-peer NAME", Short: "Remove a server from raft that is gone for good",
@@ -79,16 +81,6 @@ pannier agent leave, on it.`,
 		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Operator.RemovePeer(ctx, &hostv1.RemovePeerRequest{Name: args[0]})
 			return a.Done(resp, err, "server %q is removed from raft", args[0])
-		}),
-	}
-}
-
-func (a *App) autopilotGet() *cobra.Command {
-	return &cobra.Command{
-		Use: "get", Short: "Show the settings of autopilot",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Operator.GetAutopilot(ctx, &hostv1.GetAutopilotRequest{})
-			return a.Print(resp, err, func() { a.showAutopilot(resp.GetAutopilot()) })
 		}),
 	}
 }

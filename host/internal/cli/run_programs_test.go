@@ -16,6 +16,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/host/internal/cli/launch"
+	"github.com/pannier/pannier/internal/procfs"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -115,23 +116,7 @@ func (m *meshed) run(t *testing.T, dir, program, sidecar string, env ...string) 
   }
 }
 `, write("program", "cd "+dir+"\n"+program), write("sidecar", "cd "+dir+"\n"+sidecar)))
-	cmd := &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec},
-		Env: append(append(os.Environ(), "PANNIER_ADDR=unix://"+m.socket), env...),
-	}
-	out := &output{}
-	cmd.Stdout, cmd.Stderr = out, out
-	check.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		if cmd.ProcessState == nil {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		}
-		if t.Failed() {
-			t.Logf("output:\n%s", out)
-		}
-	})
-	return cmd, out
+	return runSpec(t, m.fake, spec, nil, env)
 }
 
 func contents(path string) string {
@@ -151,8 +136,8 @@ func awaitProcess(t *testing.T, path string) (pid int) {
 }
 
 func lives(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && !strings.Contains(string(stat), ") Z") && !strings.Contains(string(stat), ") X")
+	s, err := procfs.ReadStat(procfs.Dir(pid))
+	return err == nil && !s.Ended()
 }
 
 // The program and the sidecar find the paths of their own files in arguments and environment, but never a
@@ -216,21 +201,6 @@ trap "sleep 0.1; echo sidecar >> order; exit" TERM; echo > up; while :; do sleep
 	}
 }
 
-func TestSidecarThatEndsIsToldAndStartedAgain(t *testing.T) {
-	m, dir := startMeshed(t), t.TempDir()
-	cmd, out := m.run(t, dir, "while ! test -e twice; do sleep 0.01; done",
-		"test -e once && echo > twice && exec sleep 60; echo > once; exit 9")
-	wait(t, cmd, out, 0)
-	for _, want := range []string{
-		`sidecar "web" ended with exit code 9 after `, "; it is started again in ",
-		`sidecar "web" is started again (pid `,
-	} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is not in the output:\n%s", want, out)
-		}
-	}
-}
-
 // The bootstrap file contains the token, so a new token comes with a new file.
 func TestSidecarReadsANewBootstrap(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
@@ -265,16 +235,10 @@ func TestNoProgramWithoutItsSidecar(t *testing.T) {
 }
 `, filepath.Join(dir, "ran"))
 	check.NoError(t, os.WriteFile(spec, []byte(text), 0o644))
-	cmd := &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec},
-		Env: append(os.Environ(), "PANNIER_ADDR=unix://"+m.socket),
-	}
-	out := &output{}
-	cmd.Stdout, cmd.Stderr = out, out
-	_ = cmd.Run()
-	if code := cmd.ProcessState.ExitCode(); code != 125 ||
-		!strings.Contains(out.String(), `error: sidecar "web": command "no-such-proxy" not found`) {
-		t.Errorf("exit code %d; output:\n%s", code, out)
+	cmd, out := runSpec(t, m.fake, spec, nil, nil)
+	wait(t, cmd, out, 125)
+	if !strings.Contains(out.String(), `error: sidecar "web": command "no-such-proxy" not found`) {
+		t.Errorf("output:\n%s", out)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "ran")); err == nil || m.stopped() != 1 {
 		t.Errorf("the program ran, or there were %d stops", m.stopped())

@@ -53,9 +53,15 @@ func runScript(t *testing.T, f *fake, script string, terminal *os.File, blocks .
 	text := fmt.Sprintf("workload \"w\" {\n  volume \"data\" {\n    source = \"a\"\n    destination = %q\n  }\n%s}\n",
 		filepath.Join(t.TempDir(), "dst"), strings.Join(blocks, "\n"))
 	check.NoError(t, os.WriteFile(spec, []byte(text), 0o644))
+	return runSpec(t, f, spec, terminal, nil, "--", "sh", "-c", script)
+}
+
+// runSpec starts pannier workload run, with an environment besides the test's.
+func runSpec(t *testing.T, f *fake, spec string, terminal *os.File, env []string, args ...string) (*exec.Cmd, *output) {
+	t.Helper()
 	cmd := &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec, "--", "sh", "-c", script},
-		Env: append(os.Environ(), "PANNIER_ADDR=unix://"+f.socket),
+		Path: "/proc/self/exe", Args: append([]string{"pannier", "workload", "run", spec}, args...),
+		Env: append(append(os.Environ(), "PANNIER_ADDR=unix://"+f.socket), env...),
 	}
 	out := &output{}
 	cmd.Stdout, cmd.Stderr = out, out
@@ -139,22 +145,6 @@ func TestArgumentsOfTheCommandLineAreLeftAlone(t *testing.T) {
 	if !strings.Contains(out.String(), "got 1\n") {
 		t.Fatalf("output:\n%s", out)
 	}
-}
-
-func TestProgramDiesWithTheCommand(t *testing.T) {
-	testbin.RequireRoot(t, "the end of pannier workload run by SIGKILL")
-	f := startFake(t)
-	cmd, out := runScript(t, f, "echo ready; exec sleep 60", nil)
-	awaitText(t, out, "ready")
-	f.mu.Lock()
-	pid := int(f.running["w"])
-	f.mu.Unlock()
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
-	check.Eventually(t, "the program's end", func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		return err != nil || strings.Contains(string(stat), ") Z")
-	})
 }
 
 // If the agent is unavailable when the program ends, the command still returns the program's exit code.

@@ -11,28 +11,33 @@ import (
 
 func (a *App) serverCommand() *cobra.Command {
 	return a.Noun("server", "Agents that gossip with this one",
-		a.serverMembers(), a.serverJoin(), a.serverForceLeave())
-}
-
-func (a *App) serverMembers() *cobra.Command {
-	return &cobra.Command{
-		Use: "members", Short: "List the agents, servers and nodes, that this one knows by gossip",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
-			return a.Print(resp, err, func() {
-				t := NewTable("NAME", "ROLE", "STATUS", "LEADER", "ADDRESS", "RPC ADDRESS", "DATACENTER", "VERSION")
-				for _, m := range resp.GetMembers() {
-					leader := ""
-					if m.GetLeader() {
-						leader = "yes"
+		&cobra.Command{
+			Use: "members", Short: "List the agents, servers and nodes, that this one knows by gossip",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+				resp, err := client.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
+				return a.Print(resp, err, func() {
+					t := NewTable("NAME", "ROLE", "STATUS", "LEADER", "ADDRESS", "RPC ADDRESS", "DATACENTER", "VERSION")
+					for _, m := range resp.GetMembers() {
+						leader := ""
+						if m.GetLeader() {
+							leader = "yes"
+						}
+						t.Row(m.GetName(), m.GetRole(), memberStatus(m.GetStatus()), leader, m.GetAddress(), m.GetRpcAddress(),
+							m.GetDatacenter(), m.GetVersion())
 					}
-					t.Row(m.GetName(), m.GetRole(), memberStatus(m.GetStatus()), leader, m.GetAddress(), m.GetRpcAddress(),
-						m.GetDatacenter(), m.GetVersion())
-				}
-				a.Show(t)
-			})
-		}),
-	}
+					a.Show(t)
+				})
+			}),
+		},
+		&cobra.Command{
+			Use: "join ADDRESS...", Short: "Join other agents at their gossip address (host or host:port)",
+			Example: "pannier server join 192.0.2.11",
+			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+				resp, err := client.Members.JoinMembers(ctx, &hostv1.JoinMembersRequest{Addresses: args})
+				return a.Done(resp, err, "%d of %d answered; pannier server members lists all", resp.GetJoined(), len(args))
+			}),
+		},
+		a.serverForceLeave())
 }
 
 // memberStatus is a cell for what gossip says of an agent.
@@ -44,17 +49,6 @@ func memberStatus(status string) Cell {
 		return Cell{status, Red}
 	default:
 		return Cell{status, Yellow}
-	}
-}
-
-func (a *App) serverJoin() *cobra.Command {
-	return &cobra.Command{
-		Use: "join ADDRESS...", Short: "Join other agents at their gossip address (host or host:port)",
-		Example: "pannier server join 192.0.2.11",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Members.JoinMembers(ctx, &hostv1.JoinMembersRequest{Addresses: args})
-			return a.Done(resp, err, "%d of %d answered; pannier server members lists all", resp.GetJoined(), len(args))
-		}),
 	}
 }
 

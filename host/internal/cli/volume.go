@@ -18,22 +18,19 @@ import (
 
 func (a *App) volumeCommand() *cobra.Command {
 	return a.Noun("volume", "CSI volumes",
-		a.volumeInit(), a.volumeValidate(), a.volumeCreate(), a.volumeRegister(), a.volumeStatus(), a.volumeList(),
+		&cobra.Command{
+			Use: "init [FILE]", Short: "Write a volume spec to start from (volume.hcl; - is standard output)",
+			RunE: a.Do(func(_ context.Context, args []string) error {
+				return a.writeSpec("volume", volumeInit, "pannier volume create", args)
+			}),
+		},
+		a.volumeValidate(), a.volumeCreate(), a.volumeRegister(), a.volumeStatus(), a.volumeList(),
 		a.volumeExplain(), a.volumeExpand(), a.volumeModify(), a.snapshotCommand(), a.volumeDetach(), a.volumeDeregister(),
 		a.volumeDelete())
 }
 
 //go:embed volume_init.hcl
 var volumeInit string
-
-func (a *App) volumeInit() *cobra.Command {
-	return &cobra.Command{
-		Use: "init [FILE]", Short: "Write a volume spec to start from (volume.hcl; - is standard output)",
-		RunE: a.Do(func(_ context.Context, args []string) error {
-			return a.writeSpec("volume", volumeInit, "pannier volume create", args)
-		}),
-	}
-}
 
 // writeSpec writes a spec to start from to the file of the arguments, or else to one that is named for its noun. then
 // is the command that takes it.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -27,15 +28,23 @@ func TestMain(m *testing.M) {
 	if script := os.Getenv("LAUNCH_TEST_PARENT"); script != "" {
 		os.Exit(parent(script))
 	}
-	if script := os.Getenv("LAUNCH_TEST_SIDECAR"); script != "" {
-		os.Exit(sidecarParent(script))
-	}
 	os.Exit(m.Run())
 }
 
-// parent is a process that runs a program as another user and waits for it.
-func parent(script string) int {
-	p, err := Start(Plan{Command: "/bin/sh", Args: []string{"-c", script}, User: &User{UID: 65534, GID: 65534}})
+// parent is a process that runs a program and a sidecar as another user, both with the same script, and waits for the
+// program.
+func parent(text string) int {
+	plan := script(text)
+	plan.User = &User{UID: 65534, GID: 65534}
+	p, err := Start(plan)
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	s, err := NewSidecars(p, func(format string, args ...any) { fmt.Printf(format+"\n", args...) })
+	if err == nil {
+		err = s.Start(context.Background(), "x", always(plan), "")
+	}
 	if err == nil {
 		err = p.Go()
 	}
@@ -188,12 +197,11 @@ func TestProgramsThatDoNotRun(t *testing.T) {
 		command string
 		code    int
 	}{
-		"not there":        {"/no/such/program", CodeNotFound},
-		"not in the path":  {"no-such-program", CodeNotFound},
-		"not executable":   {plain, CodeNotExecutable},
-		"plain in a path":  {"plain", CodeNotExecutable},
-		"a folder":         {dir, CodeNotExecutable},
-		"found and denied": {"plain", CodeNotExecutable},
+		"not there":       {"/no/such/program", CodeNotFound},
+		"not in the path": {"no-such-program", CodeNotFound},
+		"not executable":  {plain, CodeNotExecutable},
+		"plain in a path": {"plain", CodeNotExecutable},
+		"a folder":        {dir, CodeNotExecutable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := Start(Plan{Command: c.command, Env: []string{"PATH=/bin:" + dir}})
@@ -254,30 +262,33 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// PR_SET_PDEATHSIG is cleared when a process changes its user, so it must be set after the change.
-func TestProgramDiesWithItsParent(t *testing.T) {
+// Program and sidecar end with the command, even if that is killed with SIGKILL. PR_SET_PDEATHSIG is cleared when a
+// process changes its user, so it must be set after the change.
+func TestProgramAndSidecarDieWithTheirParent(t *testing.T) {
 	requireRoot(t)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "LAUNCH_TEST_PARENT=echo $$; exec sleep 60")
-	out, err := cmd.StdoutPipe()
-	check.NoError(t, err)
+	out := check.Must(cmd.StdoutPipe())(t)
+	cmd.Stderr = cmd.Stdout // where the sidecar's output goes
 	check.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	line, err := bufio.NewReader(out).ReadString('\n')
-	check.NoError(t, err)
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
-	if err != nil {
-		t.Fatalf("not a process id: %q", line)
-	}
-	if err := unix.Kill(pid, 0); err != nil {
-		t.Fatalf("the program does not run: %v", err)
+	var pids []int
+	for lines := bufio.NewScanner(out); len(pids) < 2 && lines.Scan(); {
+		pid, err := strconv.Atoi(lines.Text())
+		if err != nil || !running(pid) {
+			t.Fatalf("not a running process: %q", lines.Text())
+		}
+		pids = append(pids, pid)
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	check.Eventually(t, "the program's end", func() bool { return !running(pid) })
+	if len(pids) != 2 {
+		t.Fatalf("the processes are %v, want two", pids)
+	}
+	check.Eventually(t, "the end of both", func() bool { return !slices.ContainsFunc(pids, running) })
 }
 
 func TestLeftoversAreEnded(t *testing.T) {

@@ -1,12 +1,10 @@
 package launch
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -93,7 +91,7 @@ func awaitPID(t *testing.T, path string) (pid int) {
 }
 
 // The sidecar shares the program's mount namespace. It has its own session, so terminal signals do not reach
-// it.
+// it. setns(2) into a mount namespace changes the working directory, so it has to return to the caller's.
 func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 	dir := t.TempDir()
 	source, out := filepath.Join(dir, "source"), filepath.Join(dir, "out")
@@ -109,8 +107,8 @@ func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 	program.Mounts = []Mount{{Source: source, Destination: destination}}
 	p, s, n := beside(t, program)
 
-	sidecar := script(`cd ` + destination + ` && pwd -P > cwd && echo sidecar >> order
-(readlink /proc/self/ns/mnt; id -u; id -G; echo $GREETING
+	sidecar := script(`here=$(pwd -P); cd ` + destination + ` && echo sidecar >> order
+(echo $here; readlink /proc/self/ns/mnt; id -u; id -G; echo $GREETING
 cut -d' ' -f6 /proc/$$/stat; readlink /proc/$$/fd/0) > all 2>&1
 echo $$ > pid; exec sleep 60`)
 	sidecar.User = &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
@@ -126,7 +124,8 @@ echo $$ > pid; exec sleep 60`)
 	if got := read(filepath.Join(source, "order")); got != "sidecar\nprogram" {
 		t.Errorf("the order was %q", got)
 	}
-	want := strings.Join([]string{namespace, "1234", "2345 3456", "hello", strconv.Itoa(pid), "/dev/null"}, "\n")
+	here := check.Must(os.Getwd())(t)
+	want := strings.Join([]string{here, namespace, "1234", "2345 3456", "hello", strconv.Itoa(pid), "/dev/null"}, "\n")
 	if got := read(filepath.Join(source, "all")); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
@@ -140,17 +139,6 @@ echo $$ > pid; exec sleep 60`)
 	if len(n.all()) > 0 {
 		t.Errorf("unexpected messages for a sidecar that behaved: %q", n.all())
 	}
-}
-
-// setns(2) into a mount namespace changes the working directory, so the sidecar has to return to the
-// caller's.
-func TestSidecarHasTheWorkingDirectory(t *testing.T) {
-	out := filepath.Join(t.TempDir(), "cwd")
-	_, s, _ := beside(t, Plan{Command: "true"})
-	check.NoError(t, s.Start(t.Context(), "x", always(script("pwd -P > "+out+"; exec sleep 60")), ""))
-	here, err := os.Getwd()
-	check.NoError(t, err)
-	check.Eventually(t, "the working directory", func() bool { return read(out) == here })
 }
 
 func TestSidecarIsStartedAgain(t *testing.T) {
@@ -367,10 +355,8 @@ func TestSidecarThatDoesNotEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "pid")
 			_, s, n := beside(t, Plan{Command: "true"})
-			if err := s.Start(t.Context(), "envoy", always(script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done")),
-				""); err != nil {
-				t.Fatal(err)
-			}
+			plan := script("trap '' TERM; echo $$ > " + out + "; while :; do sleep 0.05; done")
+			check.NoError(t, s.Start(t.Context(), "envoy", always(plan), ""))
 			pid := awaitPID(t, out)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -383,51 +369,4 @@ func TestSidecarThatDoesNotEnd(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A sidecar must end with the command, even if the command is killed with SIGKILL.
-func TestSidecarDiesWithTheParent(t *testing.T) {
-	requireRoot(t)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "LAUNCH_TEST_SIDECAR=echo $$ >&2; exec sleep 60")
-	out, err := cmd.StderrPipe()
-	check.NoError(t, err)
-	check.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	line, err := bufio.NewReader(out).ReadString('\n')
-	check.NoError(t, err)
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
-	if err != nil || !running(pid) {
-		t.Fatalf("not a running process: %q", line)
-	}
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
-	check.Eventually(t, "the sidecar's end", func() bool { return !running(pid) })
-}
-
-// sidecarParent runs a program with a sidecar and waits for it.
-func sidecarParent(text string) int {
-	p, err := Start(Plan{Command: "/bin/sleep", Args: []string{"60"}})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	s, err := NewSidecars(p, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) })
-	if err == nil {
-		plan := script(text)
-		plan.User = &User{UID: 65534, GID: 65534}
-		err = s.Start(context.Background(), "x", always(plan), "")
-	}
-	if err == nil {
-		err = p.Go()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code, _ := p.Wait()
-	return code
 }
