@@ -147,7 +147,7 @@ func (s *server) openWatcher(ctx context.Context) error {
 func (s *server) openServer(ctx context.Context) error {
 	cfg := s.memberConfig()
 	s.serveLedger(&cfg)
-	cfg.Health, cfg.Nodes, cfg.Heartbeats = s.health, s.nodes, s.heartbeats
+	cfg.Health, cfg.Nodes, cfg.Heard = s.health, s.nodes, s.heartbeats.Known
 	if err := s.serveAPI(ctx, cfg); err != nil {
 		return err
 	}

@@ -46,18 +46,28 @@ func (h *host) as(t *testing.T, name, rules string) *api.Client {
 
 func (h *host) token(t *testing.T, name, rules string, ttl *durationpb.Duration) (*api.Client, *hostv1.ACLToken) {
 	t.Helper()
+	made := h.newToken(t, name, rules, ttl)
+	return h.with(t, made.GetSecret()), made.GetToken()
+}
+
+// newToken makes a token with a policy of its name.
+func (h *host) newToken(t *testing.T, name, rules string, ttl *durationpb.Duration) *hostv1.CreateACLTokenResponse {
+	t.Helper()
 	_, err := h.client.ACL.PutACLPolicy(h.ctx, &hostv1.PutACLPolicyRequest{Name: name, Rules: rules})
 	check.NoError(t, err)
-	made, err := h.client.ACL.CreateACLToken(h.ctx,
-		&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}, Ttl: ttl})
-	check.NoError(t, err)
-	return h.with(t, made.GetSecret()), made.GetToken()
+	return check.Must(h.client.ACL.CreateACLToken(h.ctx,
+		&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}, Ttl: ttl}))(t)
+}
+
+// mustCreate makes a token and returns its secret.
+func mustCreate(t *testing.T, h *host, name, rules string) string {
+	t.Helper()
+	return h.newToken(t, name, rules, nil).GetSecret()
 }
 
 func (h *host) with(t *testing.T, secret string) *api.Client {
 	t.Helper()
-	client, err := api.New("unix://"+h.cfg.Socket, api.WithToken(secret))
-	check.NoError(t, err)
+	client := check.Must(api.New("unix://"+h.cfg.Socket, api.WithToken(secret)))(t)
 	t.Cleanup(func() { client.Close() })
 	return client
 }
@@ -74,8 +84,7 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	shop := h.as(t, "shop", `namespace "shop" { policy = "write" }
 		plugin { policy = "read" }`)
 
-	list, err := shop.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{})
-	check.NoError(t, err)
+	list := check.Must(shop.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{}))(t)
 	if len(list.Volumes) != 1 || list.Volumes[0].Spec.Id != "mine" {
 		t.Errorf("listed %v", list.Volumes)
 	}
@@ -219,8 +228,7 @@ func TestEventsAreFiltered(t *testing.T) {
 		"agent":   {h.as(t, "agent", `agent { policy = "read" }`), "service east, agent a, a-new-topic n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stream, err := c.client.Agent.Events(h.ctx, &hostv1.EventsRequest{Follow: true, Recent: 1000})
-			check.NoError(t, err)
+			stream := check.Must(c.client.Agent.Events(h.ctx, &hostv1.EventsRequest{Follow: true, Recent: 1000}))(t)
 			defer stream.Close()
 			tellAll()
 			// The last event, which everyone may see.
@@ -228,8 +236,7 @@ func TestEventsAreFiltered(t *testing.T) {
 			h.bus.Publish(events.Event{Topic: events.TopicAgent, Type: events.TypeLagged, Subject: last})
 			var got []string
 			for {
-				e, err := next(stream)
-				check.NoError(t, err)
+				e := check.Must(next(stream))(t)
 				if e.Subject == last {
 					break
 				}
@@ -243,16 +250,6 @@ func TestEventsAreFiltered(t *testing.T) {
 			}
 		})
 	}
-}
-
-// mustCreate makes a token and returns its secret.
-func mustCreate(t *testing.T, h *host, name, rules string) string {
-	t.Helper()
-	_, err := h.client.ACL.PutACLPolicy(h.ctx, &hostv1.PutACLPolicyRequest{Name: name, Rules: rules})
-	check.NoError(t, err)
-	made, err := h.client.ACL.CreateACLToken(h.ctx, &hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}})
-	check.NoError(t, err)
-	return made.GetSecret()
 }
 
 // A stream ends when its token is deleted or expires, even if nothing happens.
@@ -290,8 +287,7 @@ func TestStatusIsCut(t *testing.T) {
 	h.start(t, "w", "v")
 	read := func(c *api.Client) *hostv1.StatusResponse {
 		t.Helper()
-		s, err := c.Agent.Status(h.ctx, &hostv1.StatusRequest{})
-		check.NoError(t, err)
+		s := check.Must(c.Agent.Status(h.ctx, &hostv1.StatusRequest{}))(t)
 		return s
 	}
 	if s := read(h.client); len(s.Plugins) != 1 || len(s.Drivers) != 1 || len(s.Leftovers) != 1 || len(s.Devices) != 1 {
@@ -409,8 +405,7 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 		return err
 	}
 	check.NoError(t, devices())
-	self, err := client.ACL.GetACLSelf(h.ctx, &hostv1.GetACLSelfRequest{})
-	check.NoError(t, err)
+	self := check.Must(client.ACL.GetACLSelf(h.ctx, &hostv1.GetACLSelfRequest{}))(t)
 	if m := self; m.Management || m.Token.Accessor != made.Token.Accessor || len(m.Policies) != 2 ||
 		m.Policies[0].Rules != `node { policy = "read" }` {
 		t.Errorf("self: %v", m)
@@ -571,8 +566,7 @@ func TestOneCallMakesOneToken(t *testing.T) {
 	}
 	var first [2]*hostv1.BootstrapACLResponse
 	for n := range first {
-		resp, err := server.BootstrapACL(withHeader(h.ctx, passedOn("once")), &hostv1.BootstrapACLRequest{})
-		check.NoError(t, err)
+		resp := check.Must(server.BootstrapACL(withHeader(h.ctx, passedOn("once")), &hostv1.BootstrapACLRequest{}))(t)
 		first[n] = resp
 	}
 	if !proto.Equal(first[0], first[1]) {

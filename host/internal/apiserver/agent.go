@@ -52,7 +52,7 @@ func (s agentService) Status(ctx context.Context, req *hostv1.StatusRequest) (*h
 	}
 	stats := s.cfg.Ledger.Stats()
 	resp.Leader, resp.RaftIndex, resp.LedgerSize = stats.Leader, stats.AppliedIndex, s.cfg.Ledger.Size()
-	n, err := s.counts.read(ctx, s.cfg.Ledger)
+	n, err := countLedger(ctx, s.cfg.Ledger)
 	if err != nil {
 		return nil, err
 	}

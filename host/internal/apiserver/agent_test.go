@@ -22,8 +22,7 @@ func TestStopIsAnswered(t *testing.T) {
 			return Ending{Plugins: plugins}
 		}
 	})
-	resp, err := h.client.Agent.Stop(h.ctx, &hostv1.StopRequest{Plugins: true})
-	check.NoError(t, err)
+	resp := check.Must(h.client.Agent.Stop(h.ctx, &hostv1.StopRequest{Plugins: true}))(t)
 	if m := resp; m.Pid != int64(os.Getpid()) || !m.PluginsStop || m.WorkloadsStop || m.Workloads != 0 || !<-asked {
 		t.Errorf("stopped: %v", m)
 	}
@@ -33,8 +32,7 @@ func TestStopIsAnswered(t *testing.T) {
 // Status has what disk use and releases are watched by.
 func TestStatusOfTheDisk(t *testing.T) {
 	h := openHost(t)
-	s, err := h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
-	check.NoError(t, err)
+	s := check.Must(h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{}))(t)
 	var disk unix.Statfs_t
 	check.NoError(t, unix.Statfs(h.cfg.DataDir, &disk))
 	if size := disk.Blocks * uint64(disk.Bsize); s.GetDataDirSize() != size || s.GetDataDirFree() == 0 ||

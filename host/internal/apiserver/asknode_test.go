@@ -261,8 +261,7 @@ func TestAskAnotherNodeWithFewRights(t *testing.T) {
 		"a token of shop":            server.with(t, mustCreate(t, server, "shop", `namespace "shop" { policy = "read" }`)),
 		"any token over a bound one": bound.with(t, reader),
 	} {
-		list, err := client.Workloads.ListWorkloads(node.ctx, &hostv1.ListWorkloadsRequest{Node: "node"})
-		check.NoError(t, err)
+		list := check.Must(client.Workloads.ListWorkloads(node.ctx, &hostv1.ListWorkloadsRequest{Node: "node"}))(t)
 		if w := list.GetWorkloads(); len(w) != 1 || w[0].GetSpec().GetNamespace() != "shop" {
 			t.Errorf("%s is shown %v", who, w)
 		}
@@ -342,8 +341,7 @@ func TestAnotherNodeDoesNotAnswer(t *testing.T) {
 	liar, _ := a.listen(t, "liar", pki.Node)
 	selfishAgent{says: "somebody"}.serve(t, liar.HTTP())
 	a.known("posing", pki.Node, alone.Addr().String())
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	check.NoError(t, err)
+	closed := check.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	check.NoError(t, closed.Close())
 	a.known("down", pki.Node, closed.Addr().String())
 	hangs, err := net.Listen("tcp", "127.0.0.1:0")

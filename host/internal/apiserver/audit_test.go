@@ -19,8 +19,7 @@ import (
 // auditLines reads an audit log.
 func auditLines(t *testing.T, path string) (all []auditEntry, text string) {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	check.NoError(t, err)
+	data := check.Must(os.ReadFile(path))(t)
 	for line := range strings.Lines(string(data)) {
 		var e auditEntry
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
@@ -61,8 +60,7 @@ func TestAudit(t *testing.T) {
 	wantError(t, err, connect.CodePermissionDenied)
 	_, err = h.with(t, "hunter2-the-guess").Agent.Status(h.ctx, &hostv1.StatusRequest{})
 	wantError(t, err, connect.CodeUnauthenticated)
-	stream, err := client.Agent.Events(h.ctx, &hostv1.EventsRequest{})
-	check.NoError(t, err)
+	stream := check.Must(client.Agent.Events(h.ctx, &hostv1.EventsRequest{}))(t)
 	for stream.Receive() {
 	}
 	check.NoError(t, stream.Err())
@@ -148,8 +146,7 @@ func TestAuditCannotBeWritten(t *testing.T) {
 	path := filepath.Join(dir, "audit.log")
 	h := openHost(t, func(c *Config) { c.AuditPath = path })
 	failures := func() float64 {
-		all, err := h.cfg.Metrics.Gather()
-		check.NoError(t, err)
+		all := check.Must(h.cfg.Metrics.Gather())(t)
 		for _, family := range all {
 			if family.GetName() == "pannier_audit_failures_total" {
 				return family.GetMetric()[0].GetCounter().GetValue()

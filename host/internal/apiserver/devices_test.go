@@ -68,8 +68,7 @@ func (pseudoDevices) Stats(ctx context.Context, _ time.Duration, report func([]d
 
 func (h *host) zero(t *testing.T) *hostv1.Device {
 	t.Helper()
-	resp, err := h.client.Devices.ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
-	check.NoError(t, err)
+	resp := check.Must(h.client.Devices.ListDevices(h.ctx, &hostv1.ListDevicesRequest{}))(t)
 	if len(resp.Groups) == 0 {
 		return nil
 	}
@@ -97,8 +96,7 @@ func TestWorkloadsGetDevices(t *testing.T) {
 		}
 		return w, stream.Err()
 	}
-	w, err := start("w")
-	check.NoError(t, err)
+	w := check.Must(start("w"))(t)
 	if len(w.Devices) != 1 || w.Devices[0].Group != "pannier/pseudo/zero" || w.Devices[0].Id != "zero-0" ||
 		w.Devices[0].Plugin != "pseudo" || w.Devices[0].Request != "pseudo" {
 		t.Errorf("it has %v", w.Devices)
@@ -114,7 +112,7 @@ func TestWorkloadsGetDevices(t *testing.T) {
 	if d := h.zero(t); d.Workload != "w" || d.Namespace != "default" || !d.Healthy || d.Locality != "here" {
 		t.Errorf("shown %v", d)
 	}
-	_, err = start("v")
+	_, err := start("v")
 	wantError(t, err, connect.CodeFailedPrecondition, `held by workload "w"`, "worn")
 	h.stop(t, "w")
 	if d := h.zero(t); d.Workload != "" {
@@ -129,8 +127,7 @@ func TestWorkloadsGetDevices(t *testing.T) {
 		}}
 		return err == nil && reflect.DeepEqual(n.Devices, want)
 	})
-	status, err := h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
-	check.NoError(t, err)
+	status := check.Must(h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{}))(t)
 	if g := status.Devices; len(g) != 1 || len(g[0].Devices) != 2 {
 		t.Errorf("the status has %v", g)
 	}
@@ -140,8 +137,7 @@ func TestStatisticsOfDevices(t *testing.T) {
 	h := openHost(t)
 	check.Eventually(t, "the devices are known", func() bool { return h.zero(t) != nil })
 	read := func(interval int64, n int) error {
-		stream, err := h.client.Devices.DeviceStats(h.ctx, &hostv1.DeviceStatsRequest{IntervalMs: interval})
-		check.NoError(t, err)
+		stream := check.Must(h.client.Devices.DeviceStats(h.ctx, &hostv1.DeviceStatsRequest{IntervalMs: interval}))(t)
 		defer stream.Close()
 		for range n {
 			if !stream.Receive() {

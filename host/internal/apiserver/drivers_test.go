@@ -15,8 +15,7 @@ func TestADriverOnSeveralNodes(t *testing.T) {
 	check.NoError(t, err)
 	get := func() *hostv1.Volume {
 		t.Helper()
-		v, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
-		check.NoError(t, err)
+		v := check.Must(h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"}))(t)
 		return v.GetVolume()
 	}
 	before := get()
@@ -29,8 +28,7 @@ func TestADriverOnSeveralNodes(t *testing.T) {
 	}})
 	check.NoError(t, err)
 
-	got, err := h.client.Drivers.GetDriver(h.ctx, &hostv1.GetDriverRequest{Id: "fake"})
-	check.NoError(t, err)
+	got := check.Must(h.client.Drivers.GetDriver(h.ctx, &hostv1.GetDriverRequest{Id: "fake"}))(t)
 	d := got.GetDriver()
 	if d.GetModifyIndex() == 0 || len(d.GetOnNodes()) == 0 {
 		t.Fatalf("driver %v", d)

@@ -45,8 +45,7 @@ func TestEventsOfVolumes(t *testing.T) {
 
 	of := func(req *hostv1.EventsRequest) (all []string) {
 		req.Recent = events.DefaultSize
-		got, err := receive(h, req)
-		check.NoError(t, err)
+		got := check.Must(receive(h, req))(t)
 		for _, e := range got {
 			all = append(all, fmt.Sprintf("%s %s %s %s", e.Topic, e.Type, e.Subject, e.Details["driver"]))
 		}

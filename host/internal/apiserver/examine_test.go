@@ -23,8 +23,7 @@ func TestExamineWithTheRightsOfTheCaller(t *testing.T) {
 	})
 	of := func(c *api.Client, name string) []string {
 		t.Helper()
-		resp, err := c.Agent.Examine(h.ctx, &hostv1.ExamineRequest{})
-		check.NoError(t, err)
+		resp := check.Must(c.Agent.Examine(h.ctx, &hostv1.ExamineRequest{}))(t)
 		if resp.GetNode() != "n1" || resp.GetAt() == nil {
 			t.Errorf("the examination is %v", resp)
 		}

@@ -335,27 +335,9 @@ type host struct {
 	ledger *clustertest.Server
 	bus    *events.Bus
 	consul *consulFake
-	log    *logs
+	log    *check.Buffer
 	client *api.Client
 	ctx    context.Context
-}
-
-// logs collects what the host logs.
-type logs struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 func allCaps() storage.ControllerCapabilities {
@@ -382,20 +364,18 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	dir := t.TempDir()
 	h := &host{
 		fake: &storageFake{volumes: map[string]storage.CreateRequest{}, fail: map[string]error{}, caps: allCaps()},
-		bus:  events.New(0), consul: &consulFake{problems: map[string]string{}}, log: &logs{},
+		bus:  events.New(0), consul: &consulFake{problems: map[string]string{}}, log: &check.Buffer{},
 	}
 	var cancel context.CancelFunc
 	h.ctx, cancel = context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	log := hclog.New(&hclog.LoggerOptions{Output: h.log, Level: hclog.Debug})
 	h.ledger = clustertest.Start(t)
-	sealer, err := secrets.Open(filepath.Join(dir, "key"))
-	check.NoError(t, err)
+	sealer := check.Must(secrets.Open(filepath.Join(dir, "key")))(t)
 	unseal := func(_ context.Context, v claim.Volume) (map[string]string, error) {
 		return sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 	}
-	j, err := journal.Open(filepath.Join(dir, "journal"), hclog.NewNullLogger())
-	check.NoError(t, err)
+	j := check.Must(journal.Open(filepath.Join(dir, "journal"), hclog.NewNullLogger()))(t)
 	t.Cleanup(func() { check.NoError(t, j.Close()) })
 
 	registry := drivers.New(drivers.Config{DataDir: dir, Logger: log, Storage: h.fake.lease, Events: h.bus})
@@ -421,7 +401,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin,
 			ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
-	_, err = manager.Open(h.ctx)
+	_, err := manager.Open(h.ctx)
 	check.NoError(t, err)
 	t.Cleanup(func() { check.NoError(t, manager.Close()) })
 	t.Cleanup(func() { stopAll(t, manager) })
@@ -526,8 +506,7 @@ func spec(id string, change ...func(s *hostv1.VolumeSpec)) *hostv1.VolumeSpec {
 
 func (h *host) create(t *testing.T, s *hostv1.VolumeSpec) *hostv1.Volume {
 	t.Helper()
-	resp, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: s})
-	check.NoError(t, err)
+	resp := check.Must(h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: s}))(t)
 	return resp.Volume
 }
 
@@ -564,8 +543,7 @@ func (h *host) tryStart(id, volume string, withCaller bool) (w *hostv1.Workload,
 
 func (h *host) stop(t *testing.T, id string) (w *hostv1.Workload, steps []*hostv1.Step) {
 	t.Helper()
-	stream, err := h.client.Workloads.StopWorkload(h.ctx, &hostv1.StopWorkloadRequest{Id: id})
-	check.NoError(t, err)
+	stream := check.Must(h.client.Workloads.StopWorkload(h.ctx, &hostv1.StopWorkloadRequest{Id: id}))(t)
 	defer stream.Close()
 	for stream.Receive() {
 		if s := stream.Msg().GetStep(); s != nil {

@@ -83,8 +83,7 @@ func TestMembersAndKeys(t *testing.T) {
 		wantError(t, err, connect.CodeInvalidArgument, "key")
 	}
 	const key = "MDEyMzQ1Njc4OWFiY2RlZg=="
-	added, err := h.client.Members.AddKey(h.ctx, &hostv1.AddKeyRequest{Key: key})
-	check.NoError(t, err)
+	added := check.Must(h.client.Members.AddKey(h.ctx, &hostv1.AddKeyRequest{Key: key}))(t)
 	list, err := h.client.Members.ListKeys(h.ctx, &hostv1.ListKeysRequest{})
 	check.NoError(t, err)
 	if k := list.GetKeys(); len(k) != 1 || k[0].GetId() != added.GetId() || k[0].GetAgents() != 2 ||

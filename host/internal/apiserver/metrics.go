@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -152,7 +151,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(toleranceDesc, float64(failureTolerance(peers)))
 		}
 	}
-	n, err := c.counts.read(ctx, c.cfg.Ledger)
+	n, err := countLedger(ctx, c.cfg.Ledger)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded): // the ledger is not ready yet
 	case err != nil:
@@ -200,13 +199,6 @@ func (c ledgerCounts) total() (all, releasing int) {
 	return all, releasing
 }
 
-// counts caches ledgerCounts until the ledger changes.
-type counts struct {
-	mu    sync.Mutex
-	index uint64 // the ledger's index when it was counted
-	last  ledgerCounts
-}
-
 // ledgerHere reports whether this agent is a server whose ledger has caught up since its start.
 func (s *Server) ledgerHere() bool {
 	if s.cfg.Ledger == nil {
@@ -220,13 +212,8 @@ func (s *Server) ledgerHere() bool {
 	}
 }
 
-func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	index := ledger.Stats().AppliedIndex // read first, so that later changes are counted next time
-	if c.last.claims != nil && c.index == index {
-		return c.last, nil
-	}
+// countLedger reads the counts.
+func countLedger(ctx context.Context, ledger Ledger) (ledgerCounts, error) {
 	now := ledgerCounts{claims: map[claim.State]int{}, nodes: map[claim.NodeStatus]int{
 		claim.NodeReady: 0, claim.NodeDisconnected: 0, claim.NodeDown: 0,
 	}}
@@ -261,11 +248,7 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 		}
 		return nil
 	})
-	if err != nil {
-		return now, err
-	}
-	c.index, c.last = index, now
-	return now, nil
+	return now, err
 }
 
 // waitingReleases counts the releases of this node's workloads that have to wait, for every reason.

@@ -34,9 +34,7 @@ func TestLedgerCounts(t *testing.T) {
 			check.NoError(t, err)
 		}
 	}
-	var c counts
-	got, err := c.read(t.Context(), n)
-	check.NoError(t, err)
+	got := check.Must(countLedger(t.Context(), n))(t)
 	all, releasing := got.total()
 	if got.volumes != 3 || all != 3 || releasing != 2 || got.claims[claim.Taken] != 1 ||
 		got.claims[claim.Unpublishing] != 1 || got.claims[claim.NodeDetached] != 1 || got.stalled.IsZero() {

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,12 +18,12 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// heard is Heartbeats.Known, or zero if there are no heartbeats.
+// heard is Config.Heard, or zero if there are no heartbeats.
 func (s *Server) heard(node string) (at, keepsTo time.Time) {
-	if s.cfg.Heartbeats == nil {
+	if s.cfg.Heard == nil {
 		return at, keepsTo
 	}
-	return s.cfg.Heartbeats.Known(node)
+	return s.cfg.Heard(node)
 }
 
 // nodeService serves pannier.host.v1.NodeService.
@@ -217,7 +218,7 @@ func (s nodeService) up(n claim.Node) string {
 	switch {
 	case n.Name == s.cfg.Name:
 		return "it is the one that answers"
-	case s.cfg.Heartbeats == nil: // this host is in no cluster, so no other node is up
+	case s.cfg.Heard == nil: // this host is in no cluster, so no other node is up
 		return ""
 	case n.Status == "" || n.Status == claim.NodeReady:
 		at, _ := s.heard(n.Name)
@@ -286,12 +287,7 @@ func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *h
 }
 
 // nodeStatus returns a node's status. A host in no cluster has none: it is ready.
-func nodeStatus(n claim.Node) claim.NodeStatus {
-	if n.Status == "" {
-		return claim.NodeReady
-	}
-	return n.Status
-}
+func nodeStatus(n claim.Node) claim.NodeStatus { return cmp.Or(n.Status, claim.NodeReady) }
 
 // refs names workloads as messages do.
 func refs(of []claim.WorkloadRef) []string {

@@ -25,14 +25,13 @@ func (h *host) putNode(t *testing.T, name string) {
 func TestNodes(t *testing.T) {
 	h := openHost(t)
 	h.putNode(t, "n2")
-	list, err := h.client.Nodes.ListNodes(h.ctx, &hostv1.ListNodesRequest{})
-	check.NoError(t, err)
+	list := check.Must(h.client.Nodes.ListNodes(h.ctx, &hostv1.ListNodesRequest{}))(t)
 	if n := list.GetNodes(); len(n) != 2 || n[0].GetName() != "n1" || n[0].GetStatus() != "ready" ||
 		!n[0].GetEligible() || len(n[0].GetDrivers()) != 1 ||
 		n[1].GetAttributes()["k"] != "v" || n[1].GetDrain() != nil || list.GetMeta().GetIndex() == 0 {
 		t.Errorf("nodes %v", list)
 	}
-	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, &hostv1.SetNodeEligibilityRequest{Name: "n2"})
+	_, err := h.client.Nodes.SetNodeEligibility(h.ctx, &hostv1.SetNodeEligibilityRequest{Name: "n2"})
 	check.NoError(t, err)
 	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"},
 		nil)
@@ -67,14 +66,12 @@ func TestNodes(t *testing.T) {
 
 	// A second drain returns the first one.
 	for range 2 {
-		drain, err := h.client.Nodes.DrainNode(h.ctx, &hostv1.DrainNodeRequest{Name: "n2", Enable: true})
-		check.NoError(t, err)
+		drain := check.Must(h.client.Nodes.DrainNode(h.ctx, &hostv1.DrainNodeRequest{Name: "n2", Enable: true}))(t)
 		if d := drain.GetNode().GetDrain(); d.GetStartedAt() == nil || d.GetBy() == "" || d.GetDoneAt() != nil {
 			t.Errorf("drain %v", d)
 		}
 	}
-	got, err := h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"})
-	check.NoError(t, err)
+	got := check.Must(h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"}))(t)
 	if w := got.GetWorkloads(); len(w) != 1 || w[0].GetId() != "w" || w[0].GetStatus() != "running" ||
 		got.GetNode().GetDrain() == nil {
 		t.Errorf("node %v", got)
@@ -125,8 +122,7 @@ func TestAPurgeTakesBackWhatIsInConsul(t *testing.T) {
 	wantError(t, err, connect.CodeUnknown, "Consul is away", "pannier node purge -force n2")
 	_, err = h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"})
 	check.NoError(t, err)
-	forced, err := purge(true)
-	check.NoError(t, err)
+	forced := check.Must(purge(true))(t)
 	if forced.GetLeft() != "Consul is away" {
 		t.Errorf("a forced purge answers %v", forced)
 	}
@@ -181,18 +177,15 @@ func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 	check.NoError(t, err)
 }
 
-// heartbeats has one of n2, received just now.
-type heartbeats struct{}
-
-func (heartbeats) Known(node string) (lastHeard, keepsTo time.Time) {
-	if node == "n2" {
-		lastHeard, keepsTo = time.Now(), time.Now().Add(time.Minute)
-	}
-	return lastHeard, keepsTo
-}
-
 func TestANodeThatIsHeardFromIsNotPurged(t *testing.T) {
-	h := openHost(t, func(c *Config) { c.Heartbeats = heartbeats{} })
+	h := openHost(t, func(c *Config) {
+		c.Heard = func(node string) (lastHeard, keepsTo time.Time) {
+			if node == "n2" {
+				lastHeard, keepsTo = time.Now(), time.Now().Add(time.Minute)
+			}
+			return lastHeard, keepsTo
+		}
+	})
 	for _, name := range []string{"n2", "n3"} {
 		h.putNode(t, name)
 		_, err := h.client.Nodes.PurgeNode(h.ctx, &hostv1.PurgeNodeRequest{Name: name, Force: true})
@@ -202,8 +195,7 @@ func TestANodeThatIsHeardFromIsNotPurged(t *testing.T) {
 	check.NoError(t, err)
 	_, err = h.client.Nodes.PurgeNode(h.ctx, &hostv1.PurgeNodeRequest{Name: "n3", Force: true})
 	check.NoError(t, err)
-	got, err := h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"})
-	check.NoError(t, err)
+	got := check.Must(h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"}))(t)
 	if got.GetNode().GetLastHeard() == nil || got.GetNode().GetLetGoAt() == nil {
 		t.Errorf("node %v", got)
 	}

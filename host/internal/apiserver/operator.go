@@ -13,7 +13,6 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -239,12 +238,6 @@ func (s secretsService) RotateSecretsKey(ctx context.Context,
 ) (*hostv1.RotateSecretsKeyResponse, error) {
 	id, err := s.cfg.SecretsKeys.Rotate(ctx)
 	return &hostv1.RotateSecretsKeyResponse{Id: id}, err
-}
-
-// SigningKeys are the keys that sign JWTs (*tokens.Authority).
-type SigningKeys interface {
-	Keys(ctx context.Context) (tokens.KeyStatus, error)
-	RotateKey(ctx context.Context) error
 }
 
 // GetSigningKeys tells which key signs JWTs, and how far its rotation is.

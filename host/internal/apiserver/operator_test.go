@@ -17,8 +17,7 @@ import (
 
 func TestGarbageIsTold(t *testing.T) {
 	h := openHost(t)
-	resp, err := h.client.System.CollectGarbage(h.ctx, &hostv1.CollectGarbageRequest{DryRun: true})
-	check.NoError(t, err)
+	resp := check.Must(h.client.System.CollectGarbage(h.ctx, &hostv1.CollectGarbageRequest{DryRun: true}))(t)
 	if len(resp.GetGarbage()) != 0 {
 		t.Errorf("garbage %v", resp)
 	}
@@ -26,12 +25,11 @@ func TestGarbageIsTold(t *testing.T) {
 
 func TestRaftOfOne(t *testing.T) {
 	h := openHost(t)
-	peers, err := h.client.Operator.ListPeers(h.ctx, &hostv1.ListPeersRequest{})
-	check.NoError(t, err)
+	peers := check.Must(h.client.Operator.ListPeers(h.ctx, &hostv1.ListPeersRequest{}))(t)
 	if p := peers.GetPeers(); len(p) != 1 || !p[0].GetLeader() || !p[0].GetVoter() {
 		t.Errorf("peers %v", p)
 	}
-	_, err = h.client.Operator.RemovePeer(h.ctx, &hostv1.RemovePeerRequest{Name: "nobody"})
+	_, err := h.client.Operator.RemovePeer(h.ctx, &hostv1.RemovePeerRequest{Name: "nobody"})
 	wantError(t, err, connect.CodeNotFound, "nobody")
 	_, err = h.client.Operator.RemovePeer(h.ctx, &hostv1.RemovePeerRequest{Name: peers.GetPeers()[0].GetName()})
 	wantError(t, err, connect.CodeFailedPrecondition, "alive")
@@ -76,8 +74,7 @@ func (h *host) restore(data []byte) (*hostv1.RestoreSnapshotResponse, error) {
 func TestSaveAndRestoreTheLedger(t *testing.T) {
 	h := openHost(t)
 	h.create(t, spec("kept"))
-	stream, err := h.client.Operator.SaveSnapshot(h.ctx, &hostv1.SaveSnapshotRequest{})
-	check.NoError(t, err)
+	stream := check.Must(h.client.Operator.SaveSnapshot(h.ctx, &hostv1.SaveSnapshotRequest{}))(t)
 	var saved bytes.Buffer
 	var info *hostv1.SnapshotInfo
 	for stream.Receive() {
@@ -89,8 +86,7 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 	}
 	check.NoError(t, stream.Err())
 	check.NoError(t, stream.Close())
-	b, err := backup.Inspect(bytes.NewReader(saved.Bytes()))
-	check.NoError(t, err)
+	b := check.Must(backup.Inspect(bytes.NewReader(saved.Bytes())))(t)
 	if info.GetIndex() != b.Index || info.GetChecksum() != b.SHA256 || info.GetCreatedAt() == nil {
 		t.Errorf("told %v, it is %+v", info, b)
 	}
@@ -101,7 +97,7 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 	h.create(t, spec("lost"))
 	damaged := bytes.Clone(saved.Bytes())
 	damaged[len(damaged)/2] ^= 0xff
-	_, err = h.restore(damaged)
+	_, err := h.restore(damaged)
 	wantError(t, err, connect.CodeInvalidArgument, "bad backup")
 	if _, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "lost"}); err != nil {
 		t.Errorf("a damaged snapshot has changed the ledger: %v", err)

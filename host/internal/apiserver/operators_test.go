@@ -114,8 +114,7 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	// Streams are forwarded.
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()
-	stream, err := h.client.System.Watch(ctx, &hostv1.WatchRequest{Topics: []string{"nodes"}})
-	check.NoError(t, err)
+	stream := check.Must(h.client.System.Watch(ctx, &hostv1.WatchRequest{Topics: []string{"nodes"}}))(t)
 	for _, name := range []string{"", "another"} {
 		if name != "" {
 			leader.putNode(t, name)

@@ -176,8 +176,7 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 	mux.Handle(v1.NewSystemServiceHandler(v1.UnimplementedSystemServiceHandler{}, options))
 	mux.Handle(v1.NewACLServiceHandler(v1.UnimplementedACLServiceHandler{}, options))
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	check.NoError(t, err)
+	l := check.Must(net.Listen("unix", socket))(t)
 	server := s.httpServer(mux)
 	server.ConnContext = connContext
 	done := make(chan struct{})
@@ -189,8 +188,7 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 		server.Close()
 		<-done
 	})
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check.NoError(t, err)
+	conn := check.Must(grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -217,8 +215,7 @@ func callOf(t *testing.T, conn *grpc.ClientConn, procedure string, method protor
 	if f := method.Input().Fields().ByName("spec"); f != nil {
 		name(req.Mutable(f).Message())
 	}
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, procedure)
-	check.NoError(t, err)
+	stream := check.Must(conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, procedure))(t)
 	if err := stream.SendMsg(req); err != nil && !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
@@ -487,10 +484,9 @@ func TestNeedsOfRequests(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := acl.Parse(c.rules)
-			check.NoError(t, err)
+			p := check.Must(acl.Parse(c.rules))(t)
 			who := &caller{Identity: acl.Identity{Accessor: "a", Name: "n", Policies: []string{"mine"}, Rules: acl.Merge(p)}}
-			err = needOf(c.procedure).check(who, c.msg)
+			err := needOf(c.procedure).check(who, c.msg)
 			if c.lacks == "" {
 				check.NoError(t, err)
 				return

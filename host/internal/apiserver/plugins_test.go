@@ -109,14 +109,12 @@ func TestPluginsLife(t *testing.T) {
 		t.Errorf("after a swap: %v", second)
 	}
 
-	back, err := plugins.RollbackPlugin(p.ctx, &hostv1.RollbackPluginRequest{Name: "fixture"})
-	check.NoError(t, err)
+	back := check.Must(plugins.RollbackPlugin(p.ctx, &hostv1.RollbackPluginRequest{Name: "fixture"}))(t)
 	if b := back.Plugin; b.Sha256 != first.Sha256 || !b.Swaps[1].Rollback ||
 		b.Refused[second.Sha256] != "rolled back by an operator" {
 		t.Errorf("rolled back: %v", b)
 	}
-	again, err := plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture"})
-	check.NoError(t, err)
+	again := check.Must(plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture"}))(t)
 	if again.Plugin.Version != "1.1.0" || len(again.Plugin.Refused) != 0 {
 		t.Errorf("swapped to what was refused: %v", again)
 	}
@@ -165,13 +163,11 @@ func TestPluginsLife(t *testing.T) {
 	}
 	_, err = plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: 30})
 	check.NoError(t, err)
-	promoted, err := plugins.PromotePlugin(p.ctx, &hostv1.PromotePluginRequest{Name: "fixture"})
-	check.NoError(t, err)
+	promoted := check.Must(plugins.PromotePlugin(p.ctx, &hostv1.PromotePluginRequest{Name: "fixture"}))(t)
 	if now := promoted.Plugin; now.Version != "1.1.0" || now.Pinned != second.Sha256 || now.Canary != nil {
 		t.Errorf("promoted: %v", now)
 	}
-	free, err := plugins.UnpinPlugin(p.ctx, &hostv1.UnpinPluginRequest{Name: "fixture"})
-	check.NoError(t, err)
+	free := check.Must(plugins.UnpinPlugin(p.ctx, &hostv1.UnpinPluginRequest{Name: "fixture"}))(t)
 	if free.Plugin.Pinned != "" || free.Plugin.Version != "1.1.0" {
 		t.Errorf("unpinned: %v", free)
 	}
@@ -315,23 +311,20 @@ func (p *pluginHost) lines(t *testing.T, req *hostv1.PluginLogRequest) (all []st
 
 func TestPluginLog(t *testing.T) {
 	p := openPluginHost(t)
-	path, err := p.cfg.Plugins.Log("fixture")
-	check.NoError(t, err)
+	path := check.Must(p.cfg.Plugins.Log("fixture"))(t)
 	appendTo := func(text string) {
 		t.Helper()
-		f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-		check.NoError(t, err)
-		_, err = f.WriteString(text)
+		f := check.Must(os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0))(t)
+		_, err := f.WriteString(text)
 		check.NoError(t, errors.Join(err, f.Close()))
 	}
 	long := strings.Repeat("x", maxLogLine)
 	appendTo("one\n\ntwo \xff\n" + long + "yz\nlast")
-	all, err := p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: 4})
-	check.NoError(t, err)
+	all := check.Must(p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: 4}))(t)
 	if want := []string{"", "two \uFFFD", long, "yz", "last"}; !slices.Equal(all, want) {
 		t.Errorf("the log's end is %.60q", all)
 	}
-	_, err = p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: maxLogLines + 1})
+	_, err := p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: maxLogLines + 1})
 	wantError(t, err, connect.CodeInvalidArgument, "recent")
 
 	// Following continues when the host truncates the file.
@@ -370,8 +363,7 @@ func TestLastLines(t *testing.T) {
 		strings.Repeat("x", maxLogLine-1) + "\nb\n",
 	} {
 		check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		f, err := os.Open(path)
-		check.NoError(t, err)
+		f := check.Must(os.Open(path))(t)
 		t.Cleanup(func() { f.Close() })
 		lines := strings.SplitAfter(text, "\n")
 		if lines[len(lines)-1] == "" {

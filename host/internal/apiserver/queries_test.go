@@ -48,10 +48,8 @@ func TestQueriesWaitForAChange(t *testing.T) {
 		_, err = get(&hostv1.ReadOptions{Index: 1, Wait: durationpb.New(wait)})
 		wantError(t, err, connect.CodeInvalidArgument, "read.wait")
 	}
-	volumes, err := h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{})
-	check.NoError(t, err)
-	tokens, err := h.client.Tokens.ListTokens(h.ctx, &hostv1.ListTokensRequest{})
-	check.NoError(t, err)
+	volumes := check.Must(h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{}))(t)
+	tokens := check.Must(h.client.Tokens.ListTokens(h.ctx, &hostv1.ListTokensRequest{}))(t)
 	if volumes.GetMeta().GetIndex() == 0 || tokens.GetMeta().GetIndex() == 0 {
 		t.Errorf("answers without an index: %v, %v", volumes, tokens)
 	}
@@ -60,16 +58,14 @@ func TestQueriesWaitForAChange(t *testing.T) {
 func TestWatch(t *testing.T) {
 	h := openHost(t)
 	for _, topics := range [][]string{nil, {"volumes", "weather"}} {
-		stream, err := h.client.System.Watch(h.ctx, &hostv1.WatchRequest{Topics: topics})
-		check.NoError(t, err)
+		stream := check.Must(h.client.System.Watch(h.ctx, &hostv1.WatchRequest{Topics: topics}))(t)
 		stream.Receive()
 		wantError(t, stream.Err(), connect.CodeInvalidArgument, "topics", "volumes")
 		check.NoError(t, stream.Close())
 	}
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()
-	stream, err := h.client.System.Watch(ctx, &hostv1.WatchRequest{Topics: []string{"nodes"}})
-	check.NoError(t, err)
+	stream := check.Must(h.client.System.Watch(ctx, &hostv1.WatchRequest{Topics: []string{"nodes"}}))(t)
 	last := uint64(0)
 	for _, name := range []string{"", "n2", "n3"} {
 		if name != "" {

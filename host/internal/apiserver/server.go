@@ -107,7 +107,7 @@ type Config struct {
 	// this agent is no server.
 	JWKS func(ctx context.Context) ([]byte, error)
 	// SigningKeys are the keys of the JWTs; nil: this agent is no server.
-	SigningKeys SigningKeys
+	SigningKeys *tokens.Authority
 	Events      *events.Bus
 	// Sealer encrypts volumes' secrets before they enter the ledger.
 	Sealer *secrets.Sealer
@@ -120,11 +120,13 @@ type Config struct {
 	Agents http.RoundTripper
 	// Nodes calls other nodes; nil: this host is in no cluster, or is no server.
 	Nodes Nodes
-	// Raft, Discovery and Heartbeats are nil on a standalone host. Raft and Heartbeats are also nil on a node
-	// that is not a server.
-	Raft       *cluster.Node
-	Discovery  Discovery
-	Heartbeats Heartbeats
+	// Raft, Discovery and Heard are nil on a standalone host. Raft and Heard are also nil on a node that is not a
+	// server.
+	Raft      *cluster.Node
+	Discovery Discovery
+	// Heard returns when a node's last heartbeat was answered, and until when its claims are kept without another one;
+	// zero: not known.
+	Heard func(node string) (at, keepsTo time.Time)
 
 	// Port accepts calls over TLS, besides the socket; nil: there is none.
 	Port *transport.Port
@@ -206,7 +208,6 @@ type Server struct {
 	access access
 	calls  *callMetrics
 	limits *transport.Limits
-	counts counts
 	audit  *auditLog // nil: there is none
 	// readers read the metrics.
 	readers *readers
@@ -456,11 +457,4 @@ type Discovery interface {
 	InstallKey(key string) (discovery.Keys, error)
 	UseKey(key string) (discovery.Keys, error)
 	RemoveKey(key string) (discovery.Keys, error)
-}
-
-// Heartbeats are what the leader has received from nodes (heartbeat.Tracker).
-type Heartbeats interface {
-	// Known returns when the node's last heartbeat was answered, and until when its claims are kept without another
-	// one; zero: not known.
-	Known(node string) (lastHeard, keepsTo time.Time)
 }

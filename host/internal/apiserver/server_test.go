@@ -135,11 +135,9 @@ func TestCurl(t *testing.T) {
 
 func TestUnhealthy(t *testing.T) {
 	h := openHost(t, func(c *Config) { c.Health = func() []string { return []string{"no storage plugin", "no leader"} } })
-	resp, err := http.Get("http://" + h.HTTPAddress() + "/v1/health")
-	check.NoError(t, err)
+	resp := check.Must(http.Get("http://" + h.HTTPAddress() + "/v1/health"))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	check.NoError(t, err)
+	body := check.Must(io.ReadAll(resp.Body))(t)
 	if resp.StatusCode != http.StatusServiceUnavailable ||
 		strings.TrimSpace(string(body)) != `{"status":"unavailable","reasons":["no storage plugin","no leader"]}` {
 		t.Errorf("%d %s", resp.StatusCode, body)
@@ -179,10 +177,8 @@ func callAs(t *testing.T, h *host, uid uint32, groups ...uint32) (ok bool, outpu
 		check.NoError(t, os.Chmod(dir, 0o755))
 	}
 	// Tests run the test program as another user to make a call.
-	exe, err := os.Executable()
-	check.NoError(t, err)
-	program, err := os.ReadFile(exe)
-	check.NoError(t, err)
+	exe := check.Must(os.Executable())(t)
+	program := check.Must(os.ReadFile(exe))(t)
 	copied := filepath.Join(filepath.Dir(h.cfg.Socket), "child")
 	if _, err := os.Stat(copied); err != nil {
 		check.NoError(t, os.WriteFile(copied, program, 0o755))
@@ -263,8 +259,7 @@ func TestSocket(t *testing.T) {
 
 	// An agent that was killed leaves its socket, with nobody listening.
 	dead := filepath.Join(t.TempDir(), "dead.sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead})
-	check.NoError(t, err)
+	l := check.Must(net.ListenUnix("unix", &net.UnixAddr{Name: dead}))(t)
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	again, err := listenUnix(h.ctx, handover.NewSockets(nil), dead, -1)

@@ -113,11 +113,9 @@ func TestPublicKeys(t *testing.T) {
 		c.JWKS = func(context.Context) ([]byte, error) { return []byte(set), fails }
 	})
 	get := func() (code int, kind, body string) {
-		resp, err := http.Get("http://" + h.HTTPAddress() + "/.well-known/jwks.json")
-		check.NoError(t, err)
+		resp := check.Must(http.Get("http://" + h.HTTPAddress() + "/.well-known/jwks.json"))(t)
 		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		check.NoError(t, err)
+		text := check.Must(io.ReadAll(resp.Body))(t)
 		return resp.StatusCode, resp.Header.Get("Content-Type"), string(text)
 	}
 	defer http.DefaultClient.CloseIdleConnections()
@@ -137,12 +135,10 @@ func TestPublicKeys(t *testing.T) {
 // An agent that is no server has no key to show, and says who has.
 func TestPublicKeysOfANode(t *testing.T) {
 	h := openHost(t, func(c *Config) { c.JWKS = nil })
-	resp, err := http.Get("http://" + h.HTTPAddress() + "/.well-known/jwks.json")
-	check.NoError(t, err)
+	resp := check.Must(http.Get("http://" + h.HTTPAddress() + "/.well-known/jwks.json"))(t)
 	defer http.DefaultClient.CloseIdleConnections()
 	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	check.NoError(t, err)
+	text := check.Must(io.ReadAll(resp.Body))(t)
 	if resp.StatusCode != http.StatusNotFound || !strings.Contains(string(text), "no server") {
 		t.Errorf("%s: %s", resp.Status, text)
 	}

@@ -99,8 +99,7 @@ func TestExplainVolume(t *testing.T) {
 	h.create(t, spec("v"))
 	explain := func() *hostv1.ExplainVolumeResponse {
 		t.Helper()
-		resp, err := h.client.Volumes.ExplainVolume(h.ctx, &hostv1.ExplainVolumeRequest{Id: "v"})
-		check.NoError(t, err)
+		resp := check.Must(h.client.Volumes.ExplainVolume(h.ctx, &hostv1.ExplainVolumeRequest{Id: "v"}))(t)
 		return resp
 	}
 	if got := explain(); got.GetSummary() != "nobody holds it" || len(got.GetClaims()) != 0 {
@@ -112,8 +111,7 @@ func TestExplainVolume(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	h.fake.setFailure("unpublish", errors.New("the mount is busy"))
-	stream, err := h.client.Workloads.StopWorkload(h.ctx, &hostv1.StopWorkloadRequest{Id: "w"})
-	check.NoError(t, err)
+	stream := check.Must(h.client.Workloads.StopWorkload(h.ctx, &hostv1.StopWorkloadRequest{Id: "w"}))(t)
 	defer stream.Close()
 	check.Eventually(t, "it says why the volume is not released", func() bool {
 		got := explain()
@@ -122,6 +120,6 @@ func TestExplainVolume(t *testing.T) {
 	})
 	h.fake.setFailure("unpublish", nil)
 	check.Eventually(t, "the volume is free", func() bool { return len(explain().GetClaims()) == 0 })
-	_, err = h.client.Volumes.ExplainVolume(h.ctx, &hostv1.ExplainVolumeRequest{Id: "nothing"})
+	_, err := h.client.Volumes.ExplainVolume(h.ctx, &hostv1.ExplainVolumeRequest{Id: "nothing"})
 	wantError(t, err, connect.CodeNotFound, "nothing")
 }

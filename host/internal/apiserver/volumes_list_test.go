@@ -32,8 +32,7 @@ func TestPagesOfVolumes(t *testing.T) {
 		{&hostv1.ListVolumesRequest{Search: "A-"}, []string{"a-1", "a-2", "a-3"}, 3},
 		{&hostv1.ListVolumesRequest{Search: "-1", PerPage: 1, Page: 2}, []string{"b-1"}, 2},
 	} {
-		got, err := shop.Volumes.ListVolumes(h.ctx, tc.query)
-		check.NoError(t, err)
+		got := check.Must(shop.Volumes.ListVolumes(h.ctx, tc.query))(t)
 		var ids []string
 		for _, v := range got.GetVolumes() {
 			ids = append(ids, v.GetSpec().GetId())
@@ -67,8 +66,7 @@ func TestVolumesByState(t *testing.T) {
 		if state == "taken" || state == "releasing" {
 			query.Node = "n1"
 		}
-		got, err := h.client.Volumes.ListVolumes(h.ctx, query)
-		check.NoError(t, err)
+		got := check.Must(h.client.Volumes.ListVolumes(h.ctx, query))(t)
 		var ids []string
 		for _, v := range got.GetVolumes() {
 			ids = append(ids, v.GetSpec().GetId())

@@ -31,13 +31,12 @@ func TestModifyVolume(t *testing.T) {
 	if h.fake.modified["iops"] != "100" || h.fake.secrets["key"] != "s" {
 		t.Errorf("the driver got %v, %v", h.fake.modified, h.fake.secrets)
 	}
-	v, err := modify(map[string]string{"iops": "200"})
-	check.NoError(t, err)
+	v := check.Must(modify(map[string]string{"iops": "200"}))(t)
 	want := map[string]string{"iops": "200", "tier": "a"}
 	if !maps.Equal(v.GetMutableParameters(), want) || len(h.fake.modified) != 1 {
 		t.Errorf("recorded %v, the driver got %v", v.GetMutableParameters(), h.fake.modified)
 	}
-	_, err = modify(nil)
+	_, err := modify(nil)
 	wantError(t, err, connect.CodeInvalidArgument, "parameters", "mysql")
 	h.fake.setFailure("modify", driverSays(codes.InvalidArgument, "no such parameter"))
 	_, err = modify(map[string]string{"colour": "red"})
@@ -59,10 +58,8 @@ func TestConditions(t *testing.T) {
 	h.create(t, spec("mysql"))
 	conditions := func() []*hostv1.VolumeCondition {
 		t.Helper()
-		got, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
-		check.NoError(t, err)
-		explained, err := h.client.Volumes.ExplainVolume(h.ctx, &hostv1.ExplainVolumeRequest{Id: "mysql"})
-		check.NoError(t, err)
+		got := check.Must(h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"}))(t)
+		explained := check.Must(h.client.Volumes.ExplainVolume(h.ctx, &hostv1.ExplainVolumeRequest{Id: "mysql"}))(t)
 		if a, b := got.GetConditions(), explained.GetConditions(); len(a) != len(b) {
 			t.Errorf("the status has %v, the explanation %v", a, b)
 		}

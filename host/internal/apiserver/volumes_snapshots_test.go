@@ -46,8 +46,7 @@ func TestSnapshotsByName(t *testing.T) {
 	restored := spec("c")
 	restored.SnapshotId = "before"
 	for range 2 { // it exists with the same definition
-		made, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: restored})
-		check.NoError(t, err)
+		made := check.Must(h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: restored}))(t)
 		if got := made.GetVolume().GetSpec(); got.GetSnapshotId() != "before" ||
 			h.fake.volumes[got.GetExternalId()].SnapshotID != first.GetSnapshotId() {
 			t.Errorf("restored %v from %q", got, h.fake.volumes[got.GetExternalId()].SnapshotID)

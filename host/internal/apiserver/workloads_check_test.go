@@ -30,8 +30,7 @@ func TestCheckWorkload(t *testing.T) {
 	}
 	find := func(s *hostv1.WorkloadSpec) *hostv1.CheckWorkloadResponse {
 		t.Helper()
-		resp, err := h.client.Workloads.CheckWorkload(h.ctx, &hostv1.CheckWorkloadRequest{Spec: s})
-		check.NoError(t, err)
+		resp := check.Must(h.client.Workloads.CheckWorkload(h.ctx, &hostv1.CheckWorkloadRequest{Spec: s}))(t)
 		return resp
 	}
 	for range 2 { // the first one leaves nothing

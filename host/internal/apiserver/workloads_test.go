@@ -139,8 +139,7 @@ func TestOnlyTheOwnerNamesItsProcess(t *testing.T) {
 	_, _, err = h.tryStart("free", "other", false)
 	check.NoError(t, err)
 	// A process of nobody's: the shell that started it has ended.
-	out, err := exec.Command("sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!").Output()
-	check.NoError(t, err)
+	out := check.Must(exec.Command("sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!").Output())(t)
 	victim, err := strconv.Atoi(strings.TrimSpace(string(out)))
 	check.NoError(t, err)
 	t.Cleanup(func() { _ = unix.Kill(victim, unix.SIGKILL) })
@@ -164,8 +163,7 @@ func TestAStopThatWaitsCanBeLeft(t *testing.T) {
 	h.fake.setFailure("unpublish", driverSays(codes.Internal, "the driver is away"))
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()
-	stream, err := h.client.Workloads.StopWorkload(ctx, &hostv1.StopWorkloadRequest{Id: "db"})
-	check.NoError(t, err)
+	stream := check.Must(h.client.Workloads.StopWorkload(ctx, &hostv1.StopWorkloadRequest{Id: "db"}))(t)
 	for stream.Receive() {
 		if s := stream.Msg().GetStep(); s.GetState() == "waiting" && strings.Contains(s.GetError(), "the driver is away") {
 			cancel()
@@ -173,8 +171,7 @@ func TestAStopThatWaitsCanBeLeft(t *testing.T) {
 	}
 	stream.Close()
 	check.Eventually(t, "it says what it waits for", func() bool {
-		got, err := h.client.Workloads.GetWorkload(h.ctx, &hostv1.GetWorkloadRequest{Id: "db"})
-		check.NoError(t, err)
+		got := check.Must(h.client.Workloads.GetWorkload(h.ctx, &hostv1.GetWorkloadRequest{Id: "db"}))(t)
 		w := got.Workload
 		if w.State != "stopping" {
 			t.Fatalf("while it waits: %v", w)
@@ -228,8 +225,7 @@ func TestDriversPluginsAndStatus(t *testing.T) {
 		t.Errorf("plugins %v", plugins)
 	}
 	h.create(t, spec("mysql"))
-	now, err := h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
-	check.NoError(t, err)
+	now := check.Must(h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{}))(t)
 	if s := now; s.Name != "n1" || !s.Leader || !s.Ready || s.Volumes != 1 || s.Claims != 0 || s.RaftIndex == 0 ||
 		s.Pid != int64(os.Getpid()) ||
 		s.HttpAddress != h.HTTPAddress() || s.Leftovers[0] != "/left" || len(s.Plugins) != 1 || s.Workloads["running"] != 0 {
@@ -332,15 +328,12 @@ func meshed(t *testing.T) *hostv1.WorkloadSpec {
 // A spec is the same after conversion to a workload.Spec and back. A workload.Spec is the same after storage as JSON.
 func TestWorkloadSpecGoesThereAndBack(t *testing.T) {
 	asked := meshed(t)
-	spec, err := workloadSpec(asked)
-	check.NoError(t, err)
-	shown, err := shownWorkloadSpec(spec)
-	check.NoError(t, err)
+	spec := check.Must(workloadSpec(asked))(t)
+	shown := check.Must(shownWorkloadSpec(spec))(t)
 	if !proto.Equal(asked, shown) {
 		t.Errorf("asked\n%v\nshown\n%v", asked, shown)
 	}
-	raw, err := json.Marshal(spec)
-	check.NoError(t, err)
+	raw := check.Must(json.Marshal(spec))(t)
 	var back workload.Spec
 	check.NoError(t, json.Unmarshal(raw, &back))
 	if !reflect.DeepEqual(spec, back) {
@@ -378,8 +371,7 @@ func TestShownServices(t *testing.T) {
 		},
 		Steps: []workload.Step{{Name: "register", Service: "web", State: workload.StepDone}},
 	}
-	got, err := s.shownWorkload(w)
-	check.NoError(t, err)
+	got := check.Must(s.shownWorkload(w))(t)
 	want := &hostv1.ServiceStatus{
 		Name: "web", Id: "web-id", ProxyId: "web-id-sidecar-proxy", Consul: "default", Port: 20000, TokenAccessor: "acc",
 		TokenExpiresAt: timestamp(time.Unix(5, 0)),
@@ -401,8 +393,7 @@ func TestShownServices(t *testing.T) {
 func TestStartWithServices(t *testing.T) {
 	var asked []workload.Spec
 	h := openHost(t, func(c *Config) { c.Workloads = startOnly{c.Workloads, &asked} })
-	stream, err := h.client.Workloads.StartWorkload(h.ctx, &hostv1.StartWorkloadRequest{Spec: meshed(t)})
-	check.NoError(t, err)
+	stream := check.Must(h.client.Workloads.StartWorkload(h.ctx, &hostv1.StartWorkloadRequest{Spec: meshed(t)}))(t)
 	defer stream.Close()
 	var w *hostv1.Workload
 	for stream.Receive() {

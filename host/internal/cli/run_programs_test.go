@@ -82,7 +82,7 @@ func (m *meshed) StopWorkload(ctx context.Context, r *hostv1.StopWorkloadRequest
 }
 
 // run runs a program and a sidecar, both shell scripts, in dir.
-func (m *meshed) run(t *testing.T, dir, program, sidecar string, env ...string) (*exec.Cmd, *output) {
+func (m *meshed) run(t *testing.T, dir, program, sidecar string, env ...string) (*exec.Cmd, *check.Buffer) {
 	t.Helper()
 	testbin.RequireRoot(t, "sidecars of pannier workload run")
 	write := func(name, text string) string {

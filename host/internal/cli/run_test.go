@@ -28,26 +28,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// output collects the output of a process.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
-}
-
 // runScript runs a shell script as a workload of the fake. Its streams are the terminal, if there is one.
-func runScript(t *testing.T, f *fake, script string, terminal *os.File, blocks ...string) (*exec.Cmd, *output) {
+func runScript(t *testing.T, f *fake, script string, terminal *os.File, blocks ...string) (*exec.Cmd, *check.Buffer) {
 	t.Helper()
 	spec := filepath.Join(t.TempDir(), "w.hcl")
 	text := fmt.Sprintf("workload \"w\" {\n  volume \"data\" {\n    source = \"a\"\n    destination = %q\n  }\n%s}\n",
@@ -57,13 +39,13 @@ func runScript(t *testing.T, f *fake, script string, terminal *os.File, blocks .
 }
 
 // runSpec starts pannier workload run, with an environment besides the test's.
-func runSpec(t *testing.T, f *fake, spec string, terminal *os.File, env []string, args ...string) (*exec.Cmd, *output) {
+func runSpec(t *testing.T, f *fake, spec string, terminal *os.File, env []string, args ...string) (*exec.Cmd, *check.Buffer) {
 	t.Helper()
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: append([]string{"pannier", "workload", "run", spec}, args...),
 		Env: append(append(os.Environ(), "PANNIER_ADDR=unix://"+f.socket), env...),
 	}
-	out := &output{}
+	out := &check.Buffer{}
 	cmd.Stdout, cmd.Stderr = out, out
 	if terminal != nil {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
@@ -82,7 +64,7 @@ func runSpec(t *testing.T, f *fake, spec string, terminal *os.File, env []string
 	return cmd, out
 }
 
-func awaitText(t *testing.T, out *output, text string) {
+func awaitText(t *testing.T, out *check.Buffer, text string) {
 	t.Helper()
 	check.Eventually(t, fmt.Sprintf("%q", text), func() bool { return strings.Contains(out.String(), text) })
 }
@@ -93,7 +75,7 @@ func (f *fake) stopped() int {
 	return f.stops
 }
 
-func wait(t *testing.T, cmd *exec.Cmd, out *output, want int) {
+func wait(t *testing.T, cmd *exec.Cmd, out *check.Buffer, want int) {
 	t.Helper()
 	late := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
 	defer late.Stop()
@@ -294,7 +276,7 @@ func TestInterruptOfATerminalComesOnce(t *testing.T) {
 func interruptOnce(t *testing.T, blocks []string) {
 	f := startFake(t)
 	keyboard, terminal := openTerminal(t)
-	out := &output{}
+	out := &check.Buffer{}
 	read := make(chan struct{})
 	go func() {
 		defer close(read)

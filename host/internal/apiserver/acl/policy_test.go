@@ -55,8 +55,7 @@ func parse(t *testing.T, texts ...string) *Rules {
 	t.Helper()
 	var all []Policy
 	for _, text := range texts {
-		p, err := Parse(text)
-		check.NoError(t, err)
+		p := check.Must(Parse(text))(t)
 		all = append(all, p)
 	}
 	return Merge(all...)
