@@ -39,7 +39,9 @@ func runScript(t *testing.T, f *fake, script string, terminal *os.File, blocks .
 }
 
 // runSpec starts pannier workload run, with an environment besides the test's.
-func runSpec(t *testing.T, f *fake, spec string, terminal *os.File, env []string, args ...string) (*exec.Cmd, *check.Buffer) {
+func runSpec(t *testing.T, f *fake, spec string, terminal *os.File, env []string, args ...string) (*exec.Cmd,
+	*check.Buffer,
+) {
 	t.Helper()
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: append([]string{"pannier", "workload", "run", spec}, args...),

@@ -179,7 +179,8 @@ csi_driver "four" {
 			Command: []string{"/bin/d", "unix://" + dir + "/data/csi/three/csi.sock"},
 			Controller: &Driver{
 				ID: "three", Type: "controller", Endpoint: "unix://" + dir + "/data/csi/three/controller/csi.sock",
-				HealthTimeout: 2 * time.Minute, Env: map[string]string{"A": "1"}, User: "d", Limits: process.Limits{Memory: 64 << 20},
+				HealthTimeout: 2 * time.Minute, Env: map[string]string{"A": "1"}, User: "d",
+				Limits:  process.Limits{Memory: 64 << 20},
 				Command: []string{"/bin/d", "-controller", "unix://" + dir + "/data/csi/three/controller/csi.sock"},
 			},
 		},
