@@ -22,6 +22,7 @@ require (
 	github.com/hashicorp/go-version v1.9.0
 	github.com/hashicorp/hcl/v2 v2.25.0
 	github.com/hashicorp/memberlist v0.7.0
+	github.com/hashicorp/nomad/api v0.0.0-20260907080526-08ef8f3d26da
 	github.com/hashicorp/raft v1.8.0
 	github.com/hashicorp/raft-autopilot v0.3.0
 	// Not v0.4.2: its log is the same, but it imports go-metrics/compat, which go-metrics v0.7.0 (raft, serf) lacks.
@@ -125,7 +126,11 @@ require (
 	go.opentelemetry.io/otel/log v1.47.0 // indirect
 )
 
-require github.com/x448/float16 v0.8.4 // indirect
+require (
+	github.com/gorilla/websocket v1.5.3 // indirect
+	github.com/hashicorp/cronexpr v1.1.3 // indirect
+	github.com/x448/float16 v0.8.4 // indirect
+)
 
 // The modules of this tree build with one another. Nobody who requires them sees these lines, and a commit that is tagged
 // as a release has none (docs/releasing.md).

@@ -8,37 +8,24 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/hashicorp/nomad/api"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// self is what an agent says about itself, of which clients use little.
-type self struct {
-	Config map[string]any               `json:"config"`
-	Member member                       `json:"member"`
-	Stats  map[string]map[string]string `json:"stats"`
-}
-
-type member struct {
-	Name   string
-	Addr   string
-	Port   uint16
-	Tags   map[string]string
-	Status string
-}
-
-// readSelf describes this host's agent.
+// readSelf describes this host's agent, with the little of it that clients use.
 func (s *server) readSelf(ctx context.Context, _ http.ResponseWriter, _ *http.Request) (answer, error) {
 	m, err := s.api.Agent.Status(ctx, &hostv1.StatusRequest{})
 	if err != nil {
 		return answer{}, err
 	}
 	region := s.config().Region
-	return answer{value: self{
+	return answer{value: api.AgentSelf{
 		Config: map[string]any{
 			"Region": region, "Datacenter": m.GetDatacenter(), "NodeName": m.GetName(),
 			"Version": map[string]string{"Version": m.GetVersion()},
 		},
-		Member: member{
+		Member: api.AgentMember{
 			Name: m.GetName() + "." + region, Status: "alive",
 			Tags: map[string]string{"role": "pannier", "region": region, "dc": m.GetDatacenter(), "build": m.GetVersion()},
 		},
@@ -69,16 +56,8 @@ func (s *server) listRegions(context.Context, http.ResponseWriter, *http.Request
 	return answer{value: []string{s.config().Region}}, nil
 }
 
-// namespace is a namespace, which needs no definition here: it is there with the first volume in it.
-type namespace struct {
-	Name        string
-	Description string
-	Quota       string
-	Meta        map[string]string
-	indexes
-}
-
-// listNamespaces lists the namespaces with volumes that the caller may see, and the default one.
+// listNamespaces lists the namespaces with volumes that the caller may see, and the default one. A namespace needs no
+// definition: it is there with the first volume in it.
 func (s *server) listNamespaces(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
 	q, err := readQuery(r)
 	if err != nil {
@@ -88,10 +67,10 @@ func (s *server) listNamespaces(ctx context.Context, _ http.ResponseWriter, r *h
 	if err != nil {
 		return answer{}, err
 	}
-	shown := []namespace{}
+	shown := []api.Namespace{}
 	for _, name := range names {
 		if strings.HasPrefix(name, q.prefix) {
-			shown = append(shown, namespace{Name: name})
+			shown = append(shown, api.Namespace{Name: name})
 		}
 	}
 	return answer{value: shown}, nil
@@ -107,7 +86,7 @@ func (s *server) readNamespace(ctx context.Context, _ http.ResponseWriter, r *ht
 	if !slices.Contains(names, name) {
 		return answer{}, notFound("namespace %q has no volumes that you may see", name)
 	}
-	return answer{value: namespace{Name: name}}, nil
+	return answer{value: api.Namespace{Name: name}}, nil
 }
 
 func (s *server) namespaceNames(ctx context.Context, _ query) ([]string, error) {

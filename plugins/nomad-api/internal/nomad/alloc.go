@@ -1,35 +1,11 @@
 package nomad
 
 import (
-	"time"
-
+	"github.com/hashicorp/nomad/api"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
-
-// allocation is the stub of an allocation that Nomad lists for a volume. Fields that Pannier has nothing for are empty.
-type allocation struct {
-	ID                 string
-	EvalID             string
-	Name               string
-	Namespace          string
-	NodeID             string
-	NodeName           string
-	JobID              string
-	JobType            string
-	JobVersion         uint64
-	TaskGroup          string
-	DesiredStatus      string
-	DesiredDescription string
-	ClientStatus       string
-	ClientDescription  string
-	TaskStates         map[string]struct{}
-	CreateIndex        uint64
-	ModifyIndex        uint64
-	CreateTime         int64 // nanoseconds since 1970, as all times of allocations
-	ModifyTime         int64
-}
 
 const (
 	// stateTaken is the state of a claim whose workload uses the volume. In all others it is being released.
@@ -38,10 +14,10 @@ const (
 	modeWrite = "write"
 )
 
-// allocationOf shows a claim. One that is being released is a stopped allocation that still holds the volume, as a past
+// allocationOf shows a claim as an allocation, without what Pannier has nothing for. One that is being released is a stopped allocation that still holds the volume, as a past
 // claim is in Nomad.
-func allocationOf(c *hostv1.Claim) allocation {
-	a := allocation{
+func allocationOf(c *hostv1.Claim) *api.AllocationListStub {
+	a := &api.AllocationListStub{
 		ID: allocID(c), Name: c.GetWorkload(), Namespace: c.GetNamespace(),
 		NodeID: nodeID(c.GetNode()), NodeName: c.GetNode(),
 		JobID: c.GetWorkload(), JobType: "service", TaskGroup: c.GetWorkload(),
@@ -62,12 +38,4 @@ func nanoseconds(t *timestamppb.Timestamp) int64 {
 		return 0
 	}
 	return t.AsTime().UnixNano()
-}
-
-// timeOf is a time; the zero time: there is none.
-func timeOf(t *timestamppb.Timestamp) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return t.AsTime()
 }

@@ -10,19 +10,15 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/hashicorp/nomad/api"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// volumesRequest is the body of a registration and of a creation.
-type volumesRequest struct {
-	Volumes []definition
-}
-
-// volumesResponse is what they answer.
-type volumesResponse struct {
-	Volumes  []volume
+// volumes is the body of a registration and of a creation, and of their answers.
+type volumes struct {
+	Volumes  []*api.CSIVolume
 	Warnings string
 }
 
@@ -105,11 +101,11 @@ func (s *server) requested(r *http.Request) (*hostv1.VolumeSpec, error) {
 	if err != nil {
 		return nil, err
 	}
-	var body volumesRequest
+	var body volumes
 	if err := read(r, &body); err != nil {
 		return nil, err
 	}
-	if len(body.Volumes) != 1 {
+	if len(body.Volumes) != 1 || body.Volumes[0] == nil {
 		return nil, badRequest("the request has %d Volumes, and must have one", len(body.Volumes))
 	}
 	return specOf(body.Volumes[0], r.PathValue("id"), q.namespace)
@@ -118,7 +114,7 @@ func (s *server) requested(r *http.Request) (*hostv1.VolumeSpec, error) {
 // changed answers with a volume after a change.
 func changed(v *hostv1.Volume, warnings []string) answer {
 	return answer{
-		volumesResponse{Volumes: []volume{volumeOf(v)}, Warnings: strings.Join(warnings, "\n")},
+		volumes{[]*api.CSIVolume{volumeOf(v)}, strings.Join(warnings, "\n")},
 		&hostv1.ReadMeta{Index: v.GetModifyIndex(), KnownLeader: true},
 	}
 }

@@ -7,57 +7,44 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hashicorp/nomad/api"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// node is a node, in a list and alone. Fields that Pannier has nothing for are empty.
+// node is a node, in a list and alone: Address and Version are those of a list.
 type node struct {
-	ID                    string
-	Address               string
-	HTTPAddr              string
-	Attributes            map[string]string
-	Datacenter            string
-	Name                  string
-	NodeClass             string
-	NodePool              string
-	Version               string
-	Drain                 bool
-	SchedulingEligibility string
-	Status                string
-	StatusDescription     string
-	StatusUpdatedAt       int64 // seconds since 1970
-	Drivers               map[string]struct{}
-	CSIControllerPlugins  map[string]csiInfo
-	CSINodePlugins        map[string]csiInfo
-	indexes
+	*api.Node
+	Address, Version string
 }
 
+// nodeOf shows a node without what Pannier has nothing for.
 func nodeOf(n *hostv1.Node) node {
-	shown := node{
-		ID: nodeID(n.GetName()), Address: n.GetAddress(), HTTPAddr: n.GetAddress(), Attributes: n.GetAttributes(),
-		Datacenter: n.GetAttributes()["datacenter"],
-		Name:       n.GetName(), NodePool: "default", Version: n.GetVersion(), Drain: n.GetDrain() != nil,
-		SchedulingEligibility: "eligible", Status: n.GetStatus(), Drivers: map[string]struct{}{},
-		CSIControllerPlugins: map[string]csiInfo{}, CSINodePlugins: map[string]csiInfo{},
-		indexes: indexes{n.GetCreateIndex(), n.GetModifyIndex()},
-	}
+	shown := node{Address: n.GetAddress(), Version: n.GetVersion(), Node: &api.Node{
+		ID: nodeID(n.GetName()), HTTPAddr: n.GetAddress(), Attributes: n.GetAttributes(),
+		Datacenter: n.GetAttributes()["datacenter"], Name: n.GetName(), NodePool: "default", Drain: n.GetDrain() != nil,
+		SchedulingEligibility: api.NodeSchedulingEligible, Status: n.GetStatus(), Drivers: map[string]*api.DriverInfo{},
+		CSIControllerPlugins: map[string]*api.CSIInfo{}, CSINodePlugins: map[string]*api.CSIInfo{},
+		CreateIndex: n.GetCreateIndex(), ModifyIndex: n.GetModifyIndex(),
+	}}
 	if t := n.GetStatusAt(); t != nil {
 		shown.StatusUpdatedAt = t.GetSeconds()
 	}
 	if !n.GetEligible() || shown.Drain {
-		shown.SchedulingEligibility = "ineligible"
+		shown.SchedulingEligibility = api.NodeSchedulingIneligible
 	}
 	for _, d := range n.GetDrivers() {
-		info := csiInfo{PluginID: d.GetId(), Healthy: d.GetHealthy(), HealthDescription: healthText(d.GetMessage())}
+		info := api.CSIInfo{PluginID: d.GetId(), Healthy: d.GetHealthy(), HealthDescription: healthText(d.GetMessage())}
 		if d.GetController() {
-			shown.CSIControllerPlugins[d.GetId()] = info
+			controller := info
+			shown.CSIControllerPlugins[d.GetId()] = &controller
 		}
 		if d.GetType() != "controller" {
-			info.NodeInfo = &nodeInfo{ID: d.GetNodeId(), MaxVolumes: d.GetMaxVolumes()}
+			info.NodeInfo = &api.CSINodeInfo{ID: d.GetNodeId(), MaxVolumes: d.GetMaxVolumes()}
 			if len(d.GetTopology()) > 0 {
-				info.NodeInfo.AccessibleTopology = &topology{d.GetTopology()}
+				info.NodeInfo.AccessibleTopology = &api.CSITopology{Segments: d.GetTopology()}
 			}
-			shown.CSINodePlugins[d.GetId()] = info
+			shown.CSINodePlugins[d.GetId()] = &info
 		}
 	}
 	return shown

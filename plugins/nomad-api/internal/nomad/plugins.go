@@ -6,71 +6,13 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
+
+	"github.com/hashicorp/nomad/api"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// pluginStub is a CSI driver in a list: Nomad's plugins are drivers here.
-type pluginStub struct {
-	ID       string
-	Provider string
-	health
-	indexes
-}
-
-// plugin is a CSI driver with what each node says of it.
-type plugin struct {
-	ID          string
-	Provider    string
-	Version     string
-	Controllers map[string]csiInfo // by node id
-	Nodes       map[string]csiInfo
-	Allocations []allocation // none: no workload runs the driver
-	health
-	indexes
-	times
-}
-
-// csiInfo is a driver on one node.
-type csiInfo struct {
-	PluginID                 string
-	AllocID                  string
-	Healthy                  bool
-	HealthDescription        string
-	UpdateTime               time.Time
-	RequiresControllerPlugin bool
-	RequiresTopologies       bool
-	ControllerInfo           *controllerInfo `json:",omitempty"`
-	NodeInfo                 *nodeInfo       `json:",omitempty"`
-}
-
-type controllerInfo struct {
-	SupportsCreateDelete             bool
-	SupportsAttachDetach             bool
-	SupportsListVolumes              bool
-	SupportsGetCapacity              bool
-	SupportsCreateDeleteSnapshot     bool
-	SupportsListSnapshots            bool
-	SupportsClone                    bool
-	SupportsReadOnlyAttach           bool
-	SupportsExpand                   bool
-	SupportsListVolumesAttachedNodes bool
-	SupportsCondition                bool
-	SupportsGet                      bool
-}
-
-type nodeInfo struct {
-	ID                      string
-	MaxVolumes              int64
-	AccessibleTopology      *topology
-	RequiresNodeStageVolume bool
-	SupportsStats           bool
-	SupportsExpand          bool
-	SupportsCondition       bool
-}
-
-// listPlugins lists the drivers.
+// listPlugins lists the drivers, which are what Nomad calls plugins.
 func (s *server) listPlugins(ctx context.Context, w http.ResponseWriter, r *http.Request) (answer, error) {
 	if answered, a, err := emptyType(r); answered {
 		return a, err
@@ -87,11 +29,14 @@ func (s *server) listPlugins(ctx context.Context, w http.ResponseWriter, r *http
 	if err != nil {
 		return answer{}, err
 	}
-	stubs := make([]pluginStub, 0, len(all))
+	stubs := make([]*api.CSIPluginListStub, 0, len(all))
 	for _, d := range page(w, q, all, (*hostv1.Driver).GetId) {
-		stubs = append(stubs, pluginStub{
-			ID: d.GetId(), Provider: d.GetProvider(), health: healthOf(d),
-			indexes: indexes{d.GetModifyIndex(), d.GetModifyIndex()},
+		full := pluginOf(d)
+		stubs = append(stubs, &api.CSIPluginListStub{
+			ID: full.ID, Provider: full.Provider, ControllerRequired: full.ControllerRequired,
+			ControllersHealthy: full.ControllersHealthy, ControllersExpected: full.ControllersExpected,
+			NodesHealthy: full.NodesHealthy, NodesExpected: full.NodesExpected,
+			CreateIndex: full.CreateIndex, ModifyIndex: full.ModifyIndex,
 		})
 	}
 	return answer{stubs, meta}, nil
@@ -165,45 +110,51 @@ func (s *server) readPlugin(ctx context.Context, _ http.ResponseWriter, r *http.
 	return answer{pluginOf(d), meta}, nil
 }
 
-func pluginOf(d *hostv1.Driver) plugin {
-	h := healthOf(d)
-	shown := plugin{
+// pluginOf shows a driver with what each node has of it. It has no allocations: no workload runs it.
+func pluginOf(d *hostv1.Driver) *api.CSIPlugin {
+	shown := &api.CSIPlugin{
 		ID: d.GetId(), Provider: d.GetProvider(), Version: d.GetProviderVersion(),
-		Controllers: map[string]csiInfo{}, Nodes: map[string]csiInfo{}, Allocations: []allocation{}, health: h,
-		indexes: indexes{d.GetModifyIndex(), d.GetModifyIndex()},
-		times:   times{nanoseconds(d.GetModifiedAt()), nanoseconds(d.GetModifiedAt())},
+		Controllers: map[string]*api.CSIInfo{}, Nodes: map[string]*api.CSIInfo{},
+		Allocations: []*api.AllocationListStub{}, ControllerRequired: d.GetControllersExpected() > 0,
+		ControllersHealthy: int(d.GetControllersHealthy()), ControllersExpected: int(d.GetControllersExpected()),
+		NodesHealthy: int(d.GetNodesHealthy()), NodesExpected: int(d.GetNodesExpected()),
+		CreateIndex: d.GetModifyIndex(), ModifyIndex: d.GetModifyIndex(),
+		CreateTime: nanoseconds(d.GetModifiedAt()), ModifyTime: nanoseconds(d.GetModifiedAt()),
 	}
 	for _, on := range d.GetOnNodes() {
 		has := func(capability string) bool { return slices.Contains(on.GetControllerCapabilities(), capability) }
-		base := csiInfo{
-			PluginID: d.GetId(), UpdateTime: timeOf(on.GetUpdatedAt()), RequiresControllerPlugin: h.ControllerRequired,
+		base := api.CSIInfo{
+			PluginID: d.GetId(), RequiresControllerPlugin: shown.ControllerRequired,
 			RequiresTopologies: has("VOLUME_ACCESSIBILITY_CONSTRAINTS"),
+		}
+		if t := on.GetUpdatedAt(); t != nil {
+			base.UpdateTime = t.AsTime()
 		}
 		if on.GetType() != "node" {
 			info := base
 			info.Healthy, info.HealthDescription = on.GetControllerHealthy(), healthText(on.GetControllerMessage())
-			info.ControllerInfo = &controllerInfo{
+			info.ControllerInfo = &api.CSIControllerInfo{
 				SupportsCreateDelete: has("CREATE_DELETE_VOLUME"), SupportsAttachDetach: has("PUBLISH_UNPUBLISH_VOLUME"),
 				SupportsListVolumes: has("LIST_VOLUMES"), SupportsGetCapacity: has("GET_CAPACITY"),
 				SupportsCreateDeleteSnapshot: has("CREATE_DELETE_SNAPSHOT"), SupportsListSnapshots: has("LIST_SNAPSHOTS"),
 				SupportsClone: has("CLONE_VOLUME"), SupportsReadOnlyAttach: has("PUBLISH_READONLY"),
 				SupportsExpand: has("EXPAND_VOLUME"), SupportsCondition: has("VOLUME_CONDITION"),
 			}
-			shown.Controllers[nodeID(on.GetNode())] = info
+			shown.Controllers[nodeID(on.GetNode())] = &info
 		}
 		if on.GetType() != "controller" {
 			can := func(capability string) bool { return slices.Contains(on.GetNodeCapabilities(), capability) }
 			info := base
 			info.Healthy, info.HealthDescription = on.GetHealthy(), healthText(on.GetMessage())
-			info.NodeInfo = &nodeInfo{
+			info.NodeInfo = &api.CSINodeInfo{
 				ID: on.GetNodeId(), MaxVolumes: on.GetMaxVolumes(), RequiresNodeStageVolume: can("STAGE_UNSTAGE_VOLUME"),
 				SupportsStats: can("GET_VOLUME_STATS"), SupportsExpand: can("EXPAND_VOLUME"),
 				SupportsCondition: can("VOLUME_CONDITION"),
 			}
 			if len(on.GetTopology()) > 0 {
-				info.NodeInfo.AccessibleTopology = &topology{on.GetTopology()}
+				info.NodeInfo.AccessibleTopology = &api.CSITopology{Segments: on.GetTopology()}
 			}
-			shown.Nodes[nodeID(on.GetNode())] = info
+			shown.Nodes[nodeID(on.GetNode())] = &info
 		}
 	}
 	return shown

@@ -7,57 +7,41 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hashicorp/nomad/api"
+	"github.com/hashicorp/nomad/api/contexts"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
-
-// searchRequest is what a shell's completion asks for.
-type searchRequest struct {
-	Prefix  string
-	Context string
-}
-
-// searchResponse has the ids that begin with the prefix, by context.
-type searchResponse struct {
-	Matches     map[string][]string
-	Truncations map[string]bool
-}
 
 // maxMatches of a context are in an answer.
 const maxMatches = 20
 
-// The contexts that have something to find here. All others are searched without a result, as they are known words.
-const (
-	contextAll        = "all"
-	contextVolumes    = "volumes"
-	contextPlugins    = "plugins"
-	contextNodes      = "nodes"
-	contextNamespaces = "namespaces"
-	contextAllocs     = "allocs"
-)
-
-// search finds ids by their beginning. Of contexts that the caller may not read there is nothing; if it may read none
-// it is refused.
+// search finds ids by their beginning, for a shell's completion. Contexts that have nothing to find here are searched
+// without a result. Of contexts that the caller may not read there is nothing; if it may read none it is refused.
 func (s *server) search(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
 	q, err := readQuery(r)
 	if err != nil {
 		return answer{}, err
 	}
-	var want searchRequest
+	var want struct {
+		Prefix  string
+		Context contexts.Context
+	}
 	if err := read(r, &want); err != nil {
 		return answer{}, err
 	}
-	finders := map[string]func(context.Context, query) ([]string, error){
-		contextVolumes: s.volumeIDs, contextPlugins: s.pluginIDs, contextNodes: s.nodeIDs,
-		contextNamespaces: s.namespaceNames, contextAllocs: s.allocIDs,
+	finders := map[contexts.Context]func(context.Context, query) ([]string, error){
+		contexts.Volumes: s.volumeIDs, contexts.Plugins: s.pluginIDs, contexts.Nodes: s.nodeIDs,
+		contexts.Namespaces: s.namespaceNames, contexts.Allocs: s.allocIDs,
 	}
-	contexts := []string{want.Context}
-	if want.Context == contextAll || want.Context == "" {
-		contexts = slices.Sorted(maps.Keys(finders))
+	asked := []contexts.Context{want.Context}
+	if want.Context == contexts.All || want.Context == "" {
+		asked = slices.Sorted(maps.Keys(finders))
 	}
-	found := searchResponse{Matches: map[string][]string{}, Truncations: map[string]bool{}}
+	found := api.SearchResponse{Matches: map[contexts.Context][]string{}, Truncations: map[contexts.Context]bool{}}
 	var refusal error
 	refused := 0
-	for _, name := range contexts {
+	for _, name := range asked {
 		found.Matches[name], found.Truncations[name] = []string{}, false
 		if finders[name] == nil {
 			continue
@@ -76,7 +60,7 @@ func (s *server) search(ctx context.Context, _ http.ResponseWriter, r *http.Requ
 		found.Truncations[name] = len(ids) > maxMatches
 		found.Matches[name] = append(found.Matches[name], ids[:min(len(ids), maxMatches)]...)
 	}
-	if refused == len(contexts) {
+	if refused == len(asked) {
 		return answer{}, refusal
 	}
 	return answer{value: found}, nil

@@ -6,34 +6,21 @@ import (
 	"net/http"
 
 	"connectrpc.com/connect"
+	"github.com/hashicorp/nomad/api"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// snapshot is a snapshot at a driver.
-type snapshot struct {
-	ID                     string
-	ExternalSourceVolumeID string
-	SizeBytes              int64
-	CreateTime             int64 // seconds since 1970
-	IsReady                bool
-	SourceVolumeID         string
-	PluginID               string
-	Name                   string            `json:",omitempty"`
-	Secrets                map[string]string `json:",omitempty"` // never shown
-	Parameters             map[string]string `json:",omitempty"`
-}
-
 // snapshots is the body of a request that creates some, and of answers.
 type snapshots struct {
-	Snapshots []snapshot
+	Snapshots []api.CSISnapshot
 	NextToken string `json:",omitempty"`
 }
 
 func snapshotsOf(all []*hostv1.Snapshot, next string) snapshots {
-	shown := snapshots{Snapshots: []snapshot{}, NextToken: next}
+	shown := snapshots{Snapshots: []api.CSISnapshot{}, NextToken: next}
 	for _, p := range all {
-		shown.Snapshots = append(shown.Snapshots, snapshot{
+		shown.Snapshots = append(shown.Snapshots, api.CSISnapshot{
 			ID: p.GetSnapshotId(), ExternalSourceVolumeID: p.GetExternalVolumeId(), SizeBytes: p.GetSize(),
 			CreateTime: p.GetCreatedAt().GetSeconds(), IsReady: p.GetReady(), SourceVolumeID: p.GetVolume(),
 			PluginID: p.GetPluginId(), Name: p.GetName(),

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/hashicorp/nomad/api"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -12,7 +14,7 @@ import (
 const redacted = "[REDACTED]"
 
 // specOf turns the definition of a volume into Pannier's. id is the path's, and namespace the request's.
-func specOf(d definition, id, namespace string) (*hostv1.VolumeSpec, error) {
+func specOf(d *api.CSIVolume, id, namespace string) (*hostv1.VolumeSpec, error) {
 	if d.ID != "" && d.ID != id {
 		return nil, badRequest("the path names volume %q, and the request volume %q", id, d.ID)
 	}
@@ -26,15 +28,20 @@ func specOf(d definition, id, namespace string) (*hostv1.VolumeSpec, error) {
 	if spec.GetNamespace() == allNamespaces {
 		return nil, badRequest("volume %q: the namespace %q is for lists only", id, allNamespaces)
 	}
-	for _, c := range d.RequestedCapabilities {
-		spec.Capabilities = append(spec.Capabilities,
-			&hostv1.VolumeCapability{AccessMode: c.AccessMode, AttachmentMode: c.AttachmentMode})
+	single := api.CSIVolumeCapability{AccessMode: d.AccessMode, AttachmentMode: d.AttachmentMode}
+	listed := single == api.CSIVolumeCapability{}
+	if !listed && len(d.RequestedCapabilities) == 0 { // a definition of before Nomad 1.1
+		d.RequestedCapabilities = []*api.CSIVolumeCapability{&single}
 	}
-	switch single := (capability{d.AccessMode, d.AttachmentMode}); {
-	case single == capability{}:
-	case len(d.RequestedCapabilities) == 0: // a definition of before Nomad 1.1
-		spec.Capabilities = []*hostv1.VolumeCapability{{AccessMode: d.AccessMode, AttachmentMode: d.AttachmentMode}}
-	case !slices.Contains(d.RequestedCapabilities, single):
+	for _, c := range d.RequestedCapabilities {
+		if c == nil {
+			continue
+		}
+		listed = listed || *c == single
+		spec.Capabilities = append(spec.Capabilities,
+			&hostv1.VolumeCapability{AccessMode: string(c.AccessMode), AttachmentMode: string(c.AttachmentMode)})
+	}
+	if !listed {
 		return nil, badRequest("volume %q: AccessMode %q and AttachmentMode %q are in none of RequestedCapabilities: leave "+
 			"them out, or add them there", id, d.AccessMode, d.AttachmentMode)
 	}
@@ -57,9 +64,11 @@ func specOf(d definition, id, namespace string) (*hostv1.VolumeSpec, error) {
 	return spec, nil
 }
 
-func specTopologies(all []topology) (specs []*hostv1.Topology) {
+func specTopologies(all []*api.CSITopology) (specs []*hostv1.Topology) {
 	for _, t := range all {
-		specs = append(specs, &hostv1.Topology{Segments: t.Segments})
+		if t != nil {
+			specs = append(specs, &hostv1.Topology{Segments: t.Segments})
+		}
 	}
 	return specs
 }

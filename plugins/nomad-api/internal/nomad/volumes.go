@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/hashicorp/nomad/api"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -49,7 +51,7 @@ func (s *server) listVolumes(ctx context.Context, w http.ResponseWriter, r *http
 			node != "" && !slices.ContainsFunc(v.GetClaims(),
 				func(c *hostv1.Claim) bool { return strings.HasPrefix(nodeID(c.GetNode()), node) })
 	})
-	stubs := make([]volumeStub, 0, len(all))
+	stubs := make([]*api.CSIVolumeListStub, 0, len(all))
 	for _, v := range page(w, q, all, volumeKey) {
 		stubs = append(stubs, stubOf(v))
 	}
@@ -97,23 +99,6 @@ func (s *server) readVolume(ctx context.Context, _ http.ResponseWriter, r *http.
 	return answer{volumeOf(got), meta}, nil
 }
 
-// externalVolumes is a page of the volumes at a driver.
-type externalVolumes struct {
-	Volumes   []externalVolume
-	NextToken string
-}
-
-type externalVolume struct {
-	ExternalID               string
-	CapacityBytes            int64
-	VolumeContext            map[string]string
-	CloneID                  string
-	SnapshotID               string
-	PublishedExternalNodeIDs []string
-	IsAbnormal               bool
-	Status                   string
-}
-
 // listExternal lists a page of the volumes at a driver, registered or not.
 func (s *server) listExternal(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
 	q, err := readQuery(r)
@@ -130,9 +115,11 @@ func (s *server) listExternal(ctx context.Context, _ http.ResponseWriter, r *htt
 	if err != nil {
 		return answer{}, err
 	}
-	shown := externalVolumes{Volumes: []externalVolume{}, NextToken: res.GetNextToken()}
+	shown := api.CSIVolumeListExternalResponse{
+		Volumes: []*api.CSIVolumeExternalStub{}, NextToken: res.GetNextToken(),
+	}
 	for _, v := range res.GetVolumes() {
-		shown.Volumes = append(shown.Volumes, externalVolume{
+		shown.Volumes = append(shown.Volumes, &api.CSIVolumeExternalStub{
 			ExternalID: v.GetExternalId(), CapacityBytes: v.GetCapacity(), CloneID: v.GetCloneId(),
 			SnapshotID: v.GetSnapshotId(), PublishedExternalNodeIDs: v.GetPublishedNodeIds(),
 			IsAbnormal: v.GetAbnormal(), Status: v.GetCondition(),
