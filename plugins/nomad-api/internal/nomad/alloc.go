@@ -14,8 +14,8 @@ const (
 	modeWrite = "write"
 )
 
-// allocationOf shows a claim as an allocation, without what Pannier has nothing for. One that is being released is a stopped allocation that still holds the volume, as a past
-// claim is in Nomad.
+// allocationOf shows a claim as an allocation, without what Pannier has nothing for. One that is being released is a
+// stopped allocation that still holds the volume, as a past claim is in Nomad.
 func allocationOf(c *hostv1.Claim) *api.AllocationListStub {
 	a := &api.AllocationListStub{
 		ID: allocID(c), Name: c.GetWorkload(), Namespace: c.GetNamespace(),

@@ -3,17 +3,13 @@ package setup
 import (
 	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
-	"github.com/go-jose/go-jose/v4"
-	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/hashicorp/consul/api"
+
+	"github.com/pannier/pannier/plugins/sids/internal/tokens"
 )
 
 // reachesKeys makes Consul fetch the keys from the auth method's URL: a login with a JWT of a key that nobody has must
@@ -31,7 +27,7 @@ func (s *setup) reachesKeys(ctx context.Context) error {
 		return nil
 	}
 	object := "keys at " + url
-	bearer, err := s.unknownJWT()
+	bearer, err := tokens.UnknownJWT()
 	if err != nil {
 		return err
 	}
@@ -54,24 +50,6 @@ func (s *setup) reachesKeys(ctx context.Context) error {
 		return s.fail(err, "log in to try the %s", object)
 	}
 	return nil
-}
-
-// unknownJWT returns a JWT as a host signs it, by a key that is thrown away.
-func (s *setup) unknownJWT() (string, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return "", err
-	}
-	private := jose.JSONWebKey{Key: key, KeyID: rand.Text()}
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: private}, nil)
-	if err != nil {
-		return "", err
-	}
-	now := time.Now()
-	return jwt.Signed(signer).Claims(jwt.Claims{
-		Issuer: "pannier", Audience: jwt.Audience{s.Audience},
-		IssuedAt: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(time.Minute)),
-	}).Serialize()
 }
 
 // missingConfig returns what the agent's configuration lacks, in HCL.

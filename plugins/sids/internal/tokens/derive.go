@@ -113,7 +113,7 @@ func (i *Issuer) privilegedError(err error, c service.Consul, what string) error
 	if status.Code(mapped) == codes.PermissionDenied {
 		return status.Errorf(codes.PermissionDenied,
 			"%s: the token in %s (%s) must be known to Consul and have the policy acl = \"write\"",
-			status.Convert(mapped).Message(), key(c.Name), i.settings.Load().tokenFiles[c.Name])
+			status.Convert(mapped).Message(), key(c.Name), i.Get().tokenFiles[c.Name])
 	}
 	return mapped
 }

@@ -32,7 +32,7 @@ func (i *Issuer) HasKey(ctx context.Context, c service.Consul, question string) 
 	if err != nil {
 		return false, err
 	}
-	nobodys, err := unknown()
+	nobodys, err := UnknownJWT()
 	if err != nil {
 		return false, err
 	}
@@ -73,8 +73,8 @@ func knows(ctx context.Context, client *api.Client, c service.Consul, question s
 	return false, err
 }
 
-// unknown returns a JWT of a key that is thrown away.
-func unknown() (string, error) {
+// UnknownJWT returns a JWT of a key that is thrown away.
+func UnknownJWT() (string, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return "", err

@@ -11,14 +11,15 @@
 package tokens
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"path/filepath"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -27,6 +28,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/plugins/internal/consul"
+	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -36,21 +38,15 @@ const callTimeout = 15 * time.Second
 
 // Issuer implements identity.Identity. It is safe for concurrent use.
 type Issuer struct {
+	sdk.Config[config]
 	pool        *consul.Pool
 	callTimeout time.Duration
-	settings    atomic.Pointer[settings]
-}
-
-// settings are the configuration in use.
-type settings struct {
-	config
-	limiter *rate.Limiter // of all writes
 }
 
 // New returns an issuer with an empty configuration. It has to be closed.
 func New() *Issuer {
 	i := &Issuer{pool: consul.NewPool(), callTimeout: callTimeout}
-	i.use(config{rate: defaultRate})
+	_ = i.Configure(context.Background(), []byte("{}")) // it has defaults
 	return i
 }
 
@@ -59,29 +55,10 @@ func (i *Issuer) Close() error {
 	return i.pool.Close()
 }
 
-// Validate implements sdk.Validator.
-func (i *Issuer) Validate(_ context.Context, raw []byte) error {
-	_, err := parseConfig(raw)
-	return err
-}
-
-// Configure implements sdk.Configurer.
-func (i *Issuer) Configure(_ context.Context, raw []byte) error {
-	c, err := parseConfig(raw)
-	if err != nil {
-		return err
-	}
-	i.use(c)
-	return nil
-}
-
-func (i *Issuer) use(c config) {
-	i.settings.Store(&settings{config: c, limiter: rate.NewLimiter(rate.Limit(c.rate), c.rate)})
-}
-
 // admit waits until one more write is within the rate.
 func (i *Issuer) admit(ctx context.Context, c service.Consul, what string) error {
-	err := i.settings.Load().limiter.Wait(ctx)
+	conf := i.Get()
+	err := conf.limiter.Wait(ctx)
 	switch {
 	case err == nil:
 		return nil
@@ -89,13 +66,13 @@ func (i *Issuer) admit(ctx context.Context, c service.Consul, what string) error
 		return consul.Error(ctx.Err(), c, "%s", what)
 	}
 	return status.Errorf(codes.ResourceExhausted, "%s on Consul %q: the plugin's rate of %d a second is exceeded", what,
-		c.Name, i.settings.Load().rate)
+		c.Name, conf.Rate)
 }
 
 // privileged returns a client with the token that may write ACLs. If there is none, the error is
 // FailedPrecondition and says what needs it.
 func (i *Issuer) privileged(c service.Consul, what string) (*api.Client, error) {
-	path := i.settings.Load().tokenFiles[c.Name]
+	path := i.Get().tokenFiles[c.Name]
 	if path == "" {
 		return nil, status.Errorf(codes.FailedPrecondition,
 			"%s on Consul %q: the plugin has no token for it: set %s to a file with the secret id of a token whose policy is acl = \"write\"", what, c.Name, key(c.Name))
@@ -120,98 +97,68 @@ func consistent(ctx context.Context) *api.QueryOptions {
 	return (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx)
 }
 
-// defaultRate bounds the tokens that are written in a second.
-const defaultRate = 500
-
 // config is the agent's block plugin "sids" { config { } }.
 type config struct {
-	// tokenFiles are the files with the tokens that may write ACLs, by the names of the agent's consul blocks.
-	// They are read at each use, so they may be replaced.
+	TokenFile string  `json:"token_file" doc:"file with a token that may write ACLs, for minting"`
+	Rate      int     `json:"rate" default:"500" doc:"how many tokens are written in a second at most"`
+	Consul    consuls `json:"consul" doc:"by the name of a consul block: its token_file"`
+
+	// tokenFiles are those of both, by the names of the agent's consul blocks. They are read at each use, so they may be
+	// replaced.
 	tokenFiles map[string]string
-	rate       int // writes a second, and the burst
+	limiter    *rate.Limiter // of all writes
 }
 
-// parseConfig parses a configuration. An error names the wrong key.
-func parseConfig(raw []byte) (config, error) {
-	c := config{rate: defaultRate, tokenFiles: map[string]string{}}
-	keys, err := object("the configuration", raw)
-	if err != nil {
-		return config{}, err
+// Validate implements sdk.Config's.
+func (c *config) Validate() error {
+	if c.Rate < 1 || c.Rate > math.MaxInt32 {
+		return fmt.Errorf("rate: got %d, want a whole number of tokens a second, 1 or more", c.Rate)
 	}
-	for _, name := range slices.Sorted(maps.Keys(keys)) {
-		switch name {
-		case "rate":
-			c.rate, err = parseRate(keys[name])
-		case "token_file":
-			err = c.add(service.DefaultConsul, keys[name])
-		case "consul":
-			err = c.addConsuls(keys[name])
-		default:
-			err = fmt.Errorf("unknown key %q: known are token_file, rate and consul", name)
+	c.limiter = rate.NewLimiter(rate.Limit(c.Rate), c.Rate)
+	c.tokenFiles = map[string]string{}
+	for name, block := range c.Consul {
+		c.tokenFiles[name] = block.TokenFile
+	}
+	if c.TokenFile != "" {
+		if _, twice := c.tokenFiles[service.DefaultConsul]; twice {
+			return errors.New("token_file: given twice")
 		}
-		if err != nil {
-			return config{}, err
+		c.tokenFiles[service.DefaultConsul] = c.TokenFile
+	}
+	for name, file := range c.tokenFiles {
+		if !filepath.IsAbs(file) {
+			return fmt.Errorf("%s: got %q, want an absolute path", key(name), file)
 		}
 	}
-	return c, nil
+	return nil
 }
 
-func parseRate(raw json.RawMessage) (int, error) {
-	var n float64
-	if err := json.Unmarshal(raw, &n); err != nil || n != math.Trunc(n) || n < 1 || n > math.MaxInt32 {
-		return 0, fmt.Errorf("rate: got %s, want a whole number of tokens a second, 1 or more", raw)
-	}
-	return int(n), nil
+// consuls are the blocks consul "NAME" { }.
+type consuls map[string]consulBlock
+
+type consulBlock struct {
+	TokenFile string `json:"token_file"`
 }
 
-// addConsuls parses the blocks consul "NAME" { }: an object by name, or a list of such objects if there are
-// several.
-func (c config) addConsuls(raw json.RawMessage) error {
-	var blocks []json.RawMessage
-	if json.Unmarshal(raw, &blocks) != nil {
-		blocks = []json.RawMessage{raw}
+// UnmarshalJSON reads one object by name, or a list of them if there are several blocks.
+func (c *consuls) UnmarshalJSON(raw []byte) error {
+	if raw[0] != '[' {
+		raw = slices.Concat([]byte("["), raw, []byte("]"))
 	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	var blocks []map[string]consulBlock
+	err := d.Decode(&blocks)
+	*c = consuls{}
 	for _, block := range blocks {
-		consuls, err := object("consul", block)
-		if err != nil {
-			return err
-		}
-		for _, name := range slices.Sorted(maps.Keys(consuls)) {
-			if err := c.addConsul(name, consuls[name]); err != nil {
-				return err
+		for name := range block {
+			if _, twice := (*c)[name]; twice {
+				err = errors.Join(err, fmt.Errorf("the block %q is given twice", name))
 			}
 		}
+		maps.Copy(*c, block)
 	}
-	return nil
-}
-
-func (c config) addConsul(name string, raw json.RawMessage) error {
-	keys, err := object(fmt.Sprintf("consul %q", name), raw)
-	if err != nil {
-		return err
-	}
-	for _, key := range slices.Sorted(maps.Keys(keys)) {
-		if key != "token_file" {
-			return fmt.Errorf("consul %q: unknown key %q: known is token_file", name, key)
-		}
-		if err := c.add(name, keys[key]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// add stores the token file of one Consul.
-func (c config) add(consul string, raw json.RawMessage) error {
-	var path string
-	if err := json.Unmarshal(raw, &path); err != nil || !filepath.IsAbs(path) {
-		return fmt.Errorf("%s: got %s, want an absolute path", key(consul), raw)
-	}
-	if _, twice := c.tokenFiles[consul]; twice {
-		return fmt.Errorf("%s: given twice", key(consul))
-	}
-	c.tokenFiles[consul] = path
-	return nil
+	return err
 }
 
 // key returns the operator's settings for one Consul.
@@ -222,10 +169,9 @@ func key(consul string) string {
 	return fmt.Sprintf("token_file of consul %q", consul)
 }
 
-func object(what string, raw json.RawMessage) (map[string]json.RawMessage, error) {
-	var out map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &out); err != nil {
-		return nil, fmt.Errorf("%s: got %s, want a block", what, raw)
-	}
-	return out, nil
+// TokenFile returns the file that a configuration of the plugin names for the token of a Consul; empty: none.
+func TokenFile(raw []byte, consul string) (string, error) {
+	var c sdk.Config[config]
+	err := c.Configure(context.Background(), raw)
+	return c.Get().tokenFiles[consul], err
 }

@@ -67,7 +67,7 @@ func (i *Issuer) end(ctx context.Context, c service.Consul, accessor string) err
 	}
 	client, err := i.privileged(c, what+" by its accessor "+accessor)
 	if err != nil {
-		if c.AuthMethod != "" && i.settings.Load().tokenFiles[c.Name] == "" {
+		if c.AuthMethod != "" && i.Get().tokenFiles[c.Name] == "" {
 			return status.Errorf(codes.FailedPrecondition, "%s; without it, the token stays valid until it expires",
 				status.Convert(err).Message())
 		}
