@@ -38,34 +38,49 @@ func (d *Driver) fillFromSnapshot(snap store.Snapshot) func(context.Context, *os
 // has the volume in flight.
 func (d *Driver) fillFromVolume(v store.Volume) func(context.Context, *os.File) error {
 	return func(ctx context.Context, image *os.File) error {
-		u, err := d.usage(v.ID)
-		if err != nil {
-			return err
-		}
-		src := d.store.Image(v.ID)
-		switch m := u.visible(); {
-		case m != nil:
-			return d.whileFrozen(ctx, v.ID, m, func(ctx context.Context) error {
-				return d.copyImage(ctx, image, src)
-			})
-		case u.hidden():
-			return hiddenUse(v.ID, u)
-		}
-		for _, dev := range u.devices {
-			if err := dev.Flush(); err != nil {
-				return err
-			}
-		}
-		if u.published() {
-			return cloneLive(image, src, v.ID)
-		}
-		return d.copyImage(ctx, image, src)
+		return d.copyVolumes(ctx, []store.Volume{v}, []*os.File{image}, 0)
 	}
 }
 
-func hiddenUse(id string, u usage) error {
-	return status.Errorf(codes.FailedPrecondition,
-		"volume %q is mounted where this driver cannot freeze it (%s): unmount it there first", id, u)
+// copyVolumes writes the content of volumes, as of one moment, into images: their file systems are frozen meanwhile,
+// those of the first ones already. A program that has to wait for a write to one of them does not write to another one
+// after it, so the copies keep the order of writes. Writes to a block device cannot be suspended: a published one can
+// only be cloned, and alone.
+func (d *Driver) copyVolumes(ctx context.Context, volumes []store.Volume, images []*os.File, frozen int) error {
+	if frozen == len(volumes) {
+		for n, v := range volumes {
+			if err := d.copyImage(ctx, images[n], d.store.Image(v.ID)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	v := volumes[frozen]
+	others := func(ctx context.Context) error { return d.copyVolumes(ctx, volumes, images, frozen+1) }
+	u, err := d.usage(v.ID)
+	if err != nil {
+		return err
+	}
+	switch m := u.visible(); {
+	case m != nil:
+		return d.whileFrozen(ctx, v.ID, m, others)
+	case u.hidden():
+		return status.Errorf(codes.FailedPrecondition,
+			"volume %q is mounted where this driver cannot freeze it (%s): unmount it there first", v.ID, u)
+	}
+	for _, dev := range u.devices {
+		if err := dev.Flush(); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !u.published():
+		return others(ctx)
+	case len(volumes) > 1:
+		return status.Errorf(codes.FailedPrecondition,
+			"volume %q is published as a block device, whose writes cannot be suspended: unpublish it first", v.ID)
+	}
+	return cloneLive(images[0], d.store.Image(v.ID), v.ID)
 }
 
 // published reports whether a block device is not only staged but where a workload can write to it.
@@ -93,7 +108,10 @@ func (d *Driver) whileFrozen(ctx context.Context, id string, m *mountinfo.Info,
 	}
 	start := time.Now()
 	if err := filesystem.Freeze(m); err != nil {
-		return errors.Join(frozenStatus(err), d.store.ClearFrozen(id))
+		if errors.Is(err, filesystem.ErrFrozen) {
+			err = status.Errorf(codes.FailedPrecondition, "%v: thaw it (fsfreeze -u) and repeat", err)
+		}
+		return errors.Join(err, d.store.ClearFrozen(id))
 	}
 	defer func() {
 		thaw := filesystem.Thaw(m)
@@ -110,13 +128,6 @@ func (d *Driver) whileFrozen(ctx context.Context, id string, m *mountinfo.Info,
 		return status.Errorf(codes.FailedPrecondition,
 			"copy volume %q: %v (%s): unpublish it first, or keep the volumes on a disk that can share blocks (xfs, btrfs)",
 			id, err, freezeLimit)
-	}
-	return err
-}
-
-func frozenStatus(err error) error {
-	if errors.Is(err, filesystem.ErrFrozen) {
-		return status.Errorf(codes.FailedPrecondition, "%v: thaw it (fsfreeze -u) and repeat", err)
 	}
 	return err
 }

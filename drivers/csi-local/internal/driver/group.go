@@ -80,46 +80,7 @@ func (d *Driver) createGroup(ctx context.Context, g store.Group, sources []strin
 			FSType: v.FSType, Formatting: v.Formatting, GroupID: g.ID,
 		})
 	}
-	return d.store.CreateGroup(g, snaps, func(images []*os.File) error {
-		return d.whileAllFrozen(ctx, volumes, func(ctx context.Context) error {
-			for n, image := range images {
-				if err := d.copyImage(ctx, image, d.store.Image(sources[n])); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	})
-}
-
-// whileAllFrozen runs fn while the file systems of all volumes are frozen that are mounted. A program that has to wait
-// for a write to one of them does not write to another one after it, so what fn sees keeps the order of writes. Writes
-// to a block device cannot be suspended, so a published one is refused.
-func (d *Driver) whileAllFrozen(ctx context.Context, volumes []store.Volume, fn func(context.Context) error) error {
-	if len(volumes) == 0 {
-		return fn(ctx)
-	}
-	v := volumes[0]
-	others := func(ctx context.Context) error { return d.whileAllFrozen(ctx, volumes[1:], fn) }
-	u, err := d.usage(v.ID)
-	if err != nil {
-		return err
-	}
-	switch m := u.visible(); {
-	case m != nil:
-		return d.whileFrozen(ctx, v.ID, m, others)
-	case u.hidden():
-		return hiddenUse(v.ID, u)
-	case u.published():
-		return status.Errorf(codes.FailedPrecondition,
-			"volume %q is published as a block device, whose writes cannot be suspended: unpublish it first", v.ID)
-	}
-	for _, dev := range u.devices {
-		if err := dev.Flush(); err != nil {
-			return err
-		}
-	}
-	return others(ctx)
+	return d.store.CreateGroup(g, snaps, func(images []*os.File) error { return d.copyVolumes(ctx, volumes, images, 0) })
 }
 
 // GetVolumeGroupSnapshot returns one group with its snapshots.

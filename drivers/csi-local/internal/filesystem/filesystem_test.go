@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -17,22 +16,20 @@ import (
 
 func TestParseOptions(t *testing.T) {
 	for _, tc := range []struct {
-		in      string
-		flags   uintptr
-		set     uint64
-		data    string
-		visible string
+		in    string
+		flags uintptr
+		set   uint64
+		data  string
 	}{
-		{"", 0, 0, "", ""},
-		{"defaults", 0, 0, "", ""},
-		{"ro,noatime", unix.MS_RDONLY | unix.MS_NOATIME, unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOATIME, "", "ro noatime"},
-		{"ro rw", 0, 0, "", ""},
-		{"noexec,discard,errors=continue", unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC, "discard errors=continue", "noexec"},
-		{"noatime strictatime", unix.MS_NOATIME | unix.MS_STRICTATIME, unix.MOUNT_ATTR_STRICTATIME, "", "noatime"},
+		{"", 0, 0, ""},
+		{"defaults", 0, 0, ""},
+		{"ro,noatime", unix.MS_RDONLY | unix.MS_NOATIME, unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOATIME, ""},
+		{"ro rw", 0, 0, ""},
+		{"noexec,discard,errors=continue", unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC, "discard errors=continue"},
+		{"noatime strictatime", unix.MS_NOATIME | unix.MS_STRICTATIME, unix.MOUNT_ATTR_STRICTATIME, ""},
 	} {
 		o, err := ParseOptions(strings.Fields(tc.in))
-		if err != nil || o.flags != tc.flags || o.set != tc.set ||
-			strings.Join(o.data, " ") != tc.data || strings.Join(o.visible, " ") != tc.visible {
+		if err != nil || o.flags != tc.flags || o.set != tc.set || strings.Join(o.data, " ") != tc.data {
 			t.Errorf("%q: got %+v, %v", tc.in, o, err)
 		}
 	}
@@ -51,7 +48,7 @@ func TestWithReadOnlyDoesNotChangeItsReceiver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ro := o.WithReadOnly(); !ro.ReadOnly() || o.ReadOnly() || slices.Contains(o.visible, "ro") {
+	if ro := o.WithReadOnly(); !ro.ReadOnly() || o.ReadOnly() || o.set&unix.MOUNT_ATTR_RDONLY != 0 {
 		t.Errorf("%+v and %+v", o, ro)
 	}
 }

@@ -93,7 +93,6 @@ type Options struct {
 	flags    uintptr  // MS_* for mount(2)
 	data     []string // options for the file system itself
 	set, clr uint64   // MOUNT_ATTR_* for mount_setattr(2)
-	visible  []string // those that the mount table shows for each mount
 }
 
 type flag struct {
@@ -152,7 +151,6 @@ func ParseOptions(mountFlags []string) (Options, error) {
 
 // WithReadOnly returns o for a read-only mount.
 func (o Options) WithReadOnly() Options {
-	o.data, o.visible = slices.Clone(o.data), slices.Clone(o.visible)
 	o.add("ro")
 	return o
 }
@@ -169,12 +167,8 @@ func (o *Options) add(name string) {
 	default:
 		o.flags = o.flags&^f.clr | f.set
 		o.set, o.clr = o.set&^f.acl|f.aset, o.clr|f.acl
-		if f.shown && !slices.Contains(o.visible, name) {
-			o.visible = append(o.visible, name)
-		}
 		if name == "rw" {
 			o.set &^= unix.MOUNT_ATTR_RDONLY
-			o.visible = slices.DeleteFunc(o.visible, func(s string) bool { return s == "ro" })
 		}
 	}
 }
@@ -191,9 +185,9 @@ func (o Options) Match(m *mountinfo.Info) error {
 	if ro := slices.Contains(have, "ro"); ro != o.ReadOnly() {
 		return fmt.Errorf("it is mounted %s", map[bool]string{true: "read-only", false: "read-write"}[ro])
 	}
-	for _, want := range o.visible {
-		if !slices.Contains(have, want) {
-			return fmt.Errorf("it is mounted without %q", want)
+	for name, f := range known {
+		if f.shown && o.set&f.aset != 0 && !slices.Contains(have, name) {
+			return fmt.Errorf("it is mounted without %q", name)
 		}
 	}
 	return nil

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -37,63 +36,42 @@ type Options struct {
 	AutoClear bool
 }
 
-// Find returns all loop devices that image is attached to. A deleted image is recognised by its path.
+// deleted is what the kernel adds to the path of a file that was deleted.
+const deleted = " (deleted)"
+
+// Find returns all loop devices that image is attached to, sorted by path. A deleted image is recognised by its path.
 func Find(image string) ([]Device, error) {
-	// A machine may have a device for each of many volumes: few system calls for each.
-	const devices = "/sys/devices/virtual/block" // where the links of /sys/block lead
-	dir, err := unix.Open(devices, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("list block devices: %w", &os.PathError{Op: "open", Path: devices, Err: err})
-	}
-	f := os.NewFile(uintptr(dir), devices)
-	defer f.Close()
-	names, err := f.Readdirnames(-1)
+	names, err := os.ReadDir("/sys/block")
 	if err != nil {
 		return nil, fmt.Errorf("list block devices: %w", err)
 	}
 	var found []Device
-	text := make([]byte, unix.PathMax+len(deleted)+1)
 	for _, name := range names {
-		if !strings.HasPrefix(name, "loop") {
+		path, err := backing(name.Name())
+		// The image's name is unique. Checking it first avoids opening other devices, which would make them busy for a
+		// moment.
+		if err != nil || filepath.Base(strings.TrimSuffix(path, deleted)) != filepath.Base(image) {
 			continue
 		}
-		path, err := backing(dir, name, text)
-		if err != nil {
-			continue // nothing is attached to it
-		}
-		// The image's name is unique. Checking it first avoids opening other devices, which would make them busy
-		// for a moment.
-		if filepath.Base(strings.TrimSuffix(path, deleted)) != filepath.Base(image) {
-			continue
-		}
-		dev, err := inspect("/dev/"+name, image)
+		f, dev, err := open("/dev/"+name.Name(), image)
 		if errors.Is(err, errNotOurs) {
 			continue
+		}
+		if err == nil {
+			err = f.Close()
 		}
 		if err != nil {
 			return nil, err
 		}
 		found = append(found, dev)
 	}
-	slices.SortFunc(found, func(a, b Device) int { return strings.Compare(a.Path, b.Path) })
 	return found, nil
 }
 
-// deleted is what the kernel adds to the path of a file that was deleted.
-const deleted = " (deleted)"
-
-// backing returns the path of the file of a loop device, as the kernel has it. dir is open and has the devices.
-func backing(dir int, name string, text []byte) (string, error) {
-	fd, err := unix.Openat(dir, name+"/loop/backing_file", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", err
-	}
-	n, err := unix.Read(fd, text) // sysfs gives an attribute in one piece
-	_ = unix.Close(fd)            // nothing was written through it
-	if err != nil {
-		return "", err
-	}
-	return strings.TrimSuffix(string(text[:n]), "\n"), nil
+// backing returns the path of the file of a loop device, as the kernel has it.
+func backing(name string) (string, error) {
+	text, err := os.ReadFile(filepath.Join("/sys/block", name, "loop/backing_file"))
+	return strings.TrimSuffix(string(text), "\n"), err
 }
 
 // Acquire returns a device that image is attached to in the wanted mode, an existing or a new one, and an open
@@ -120,7 +98,7 @@ func Acquire(ctx context.Context, image string, opts Options) (dev Device, hold 
 // Detach detaches the device. If it is still open, the kernel detaches it when the last user closes it. A device
 // that belongs to another image now is left alone.
 func (d Device) Detach(image string) error {
-	f, err := open(d.Path, image)
+	f, _, err := open(d.Path, image)
 	if errors.Is(err, errNotOurs) {
 		return nil
 	}
@@ -139,17 +117,17 @@ func (d Device) Detach(image string) error {
 
 // Resize sets the device's size to that of its file.
 func (d Device) Resize() error {
-	return d.ioctl("resize", unix.LOOP_SET_CAPACITY)
+	return d.ioctl("resize", unix.LOOP_SET_CAPACITY, 0)
 }
 
 // Flush writes the kernel's cached data of the device to its file.
 func (d Device) Flush() error {
-	return d.ioctl("flush", unix.BLKFLSBUF)
+	return d.ioctl("flush", unix.BLKFLSBUF, 0)
 }
 
 // SetReadAhead sets how much the kernel reads ahead of those who read the device, or its file system, from now on.
 func (d Device) SetReadAhead(bytes int) error {
-	return d.ioctlSet("set the read-ahead of", unix.BLKRASET, bytes/512)
+	return d.ioctl("set the read-ahead of", unix.BLKRASET, bytes/512)
 }
 
 // Size returns the device's size in bytes.
@@ -162,9 +140,7 @@ func (d Device) Size() (int64, error) {
 	return sectors * 512, err
 }
 
-func (d Device) ioctl(what string, req uint) error { return d.ioctlSet(what, req, 0) }
-
-func (d Device) ioctlSet(what string, req uint, value int) error {
+func (d Device) ioctl(what string, req uint, value int) error {
 	f, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", what, d.Path, err)
@@ -178,11 +154,11 @@ func (d Device) ioctlSet(what string, req uint, value int) error {
 
 // hold opens the device and sets the wanted AutoClear.
 func (d Device) hold(image string, opts Options) (*os.File, error) {
-	f, err := open(d.Path, image)
+	f, now, err := open(d.Path, image)
 	if err != nil {
 		return nil, err
 	}
-	if d.AutoClear == opts.AutoClear {
+	if now.AutoClear == opts.AutoClear {
 		return f, nil
 	}
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
@@ -228,7 +204,7 @@ func attach(ctx context.Context, image string, opts Options) (Device, *os.File, 
 		if err != nil {
 			return Device{}, nil, fmt.Errorf("attach %s to %s: %w", image, path, err)
 		}
-		dev, err := status(hold, path)
+		dev, err := inspect(hold, image)
 		if err != nil {
 			return Device{}, nil, errors.Join(err, hold.Close())
 		}
@@ -255,68 +231,48 @@ var errNotOurs = errors.New("not attached to this file")
 
 // open opens a device, and fails with errNotOurs if its file is not image. While it is open, its file cannot
 // change.
-func open(path, image string) (*os.File, error) {
+func open(path, image string) (*os.File, Device, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY, 0)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, os.ErrNotExist) {
-		return nil, errNotOurs
+		return nil, Device{}, errNotOurs
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open loop device: %w", err)
+		return nil, Device{}, fmt.Errorf("open loop device: %w", err)
 	}
-	if err := backedBy(f, image); err != nil {
-		return nil, errors.Join(err, f.Close())
+	dev, err := inspect(f, image)
+	if err != nil {
+		return nil, dev, errors.Join(err, f.Close())
 	}
-	return f, nil
+	return f, dev, nil
 }
 
-func backedBy(dev *os.File, image string) error {
-	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
-	if errors.Is(err, unix.ENXIO) {
-		return errNotOurs
-	}
-	if err != nil {
-		return fmt.Errorf("status of %s: %w", dev.Name(), err)
-	}
-	var st unix.Stat_t
-	err = unix.Stat(image, &st)
-	if errors.Is(err, unix.ENOENT) {
-		// The file was deleted: only its recorded path is left.
-		path, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(dev.Name()), "loop/backing_file"))
-		if err == nil && strings.TrimSuffix(string(path), "\n") == image+deleted {
-			return nil
-		}
-		return errNotOurs
-	}
-	if err != nil {
-		return fmt.Errorf("stat %s: %w", image, err)
-	}
-	if info.Device != st.Dev || info.Inode != st.Ino {
-		return errNotOurs
-	}
-	return nil
-}
-
-func inspect(path, image string) (Device, error) {
-	f, err := open(path, image)
-	if err != nil {
-		return Device{}, err
-	}
-	dev, err := status(f, path)
-	return dev, errors.Join(err, f.Close())
-}
-
-func status(f *os.File, path string) (Device, error) {
+// inspect describes an open device whose file is image.
+func inspect(f *os.File, image string) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
-	if err != nil {
-		return Device{}, fmt.Errorf("status of %s: %w", path, err)
+	if errors.Is(err, unix.ENXIO) {
+		return Device{}, errNotOurs
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return Device{}, fmt.Errorf("stat %s: %w", path, err)
+	var device, file unix.Stat_t
+	if err == nil {
+		err = unix.Fstat(int(f.Fd()), &device)
+	}
+	if err != nil {
+		return Device{}, fmt.Errorf("status of %s: %w", f.Name(), err)
+	}
+	switch err := unix.Stat(image, &file); {
+	case errors.Is(err, unix.ENOENT):
+		// The file was deleted: only its recorded path is left.
+		if path, err := backing(filepath.Base(f.Name())); err != nil || path != image+deleted {
+			return Device{}, errNotOurs
+		}
+	case err != nil:
+		return Device{}, fmt.Errorf("stat %s: %w", image, err)
+	case info.Device != file.Dev || info.Inode != file.Ino:
+		return Device{}, errNotOurs
 	}
 	return Device{
-		Path:      path,
-		Rdev:      st.Rdev,
+		Path:      f.Name(),
+		Rdev:      device.Rdev,
 		ReadOnly:  info.Flags&unix.LO_FLAGS_READ_ONLY != 0,
 		AutoClear: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
 	}, nil

@@ -59,73 +59,30 @@ func (s *Store) group(id string) (g Group, err error) {
 
 // CreateGroup adds a group with all its snapshots, or nothing. fill writes their images, in the order of snaps.
 func (s *Store) CreateGroup(g Group, snaps []Snapshot, fill func(images []*os.File) error) error {
-	dirs, err := s.buildMembers(snaps, fill)
-	if err == nil {
-		err = s.addGroup(g, snaps, dirs)
-	}
-	for _, dir := range dirs { // those that are in place are not there any more
-		err = errors.Join(err, os.RemoveAll(dir))
-	}
-	if err != nil {
-		return fmt.Errorf("create group %q: %w", g.ID, err)
-	}
-	return nil
-}
-
-// buildMembers builds the snapshots below tmp, and returns their directories.
-func (s *Store) buildMembers(snaps []Snapshot, fill func(images []*os.File) error) (dirs []string, err error) {
-	var images []*os.File
-	defer func() {
-		for _, image := range images {
-			err = errors.Join(err, image.Close())
-		}
-	}()
-	for _, snap := range snaps {
-		dir, err := os.MkdirTemp(s.snapshots.tmp, snap.ID+"-")
-		if err != nil {
-			return dirs, err
-		}
-		dirs = append(dirs, dir)
-		image, err := os.OpenFile(filepath.Join(dir, snap.ID+".img"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-		if err != nil {
-			return dirs, err
-		}
-		images = append(images, image)
-	}
-	if err := fill(images); err != nil {
-		return dirs, err
-	}
-	for n, snap := range snaps {
-		if err := images[n].Sync(); err != nil {
-			return dirs, err
-		}
-		if err := writeRecord(filepath.Join(dirs[n], recordName), snap); err != nil { // syncs the directory too
-			return dirs, err
-		}
-	}
-	return dirs, nil
-}
-
-// addGroup moves a group's snapshots into place.
-func (s *Store) addGroup(g Group, snaps []Snapshot, dirs []string) error {
 	g.Complete = false
-	if err := writeRecord(s.groupPath(g.ID), g); err != nil {
-		return err
+	err := writeRecord(s.groupPath(g.ID), g)
+	if err == nil {
+		err = s.createMembers(snaps, nil, fill)
 	}
-	for n, snap := range snaps {
-		if err := os.Rename(dirs[n], s.snapshots.path(snap.ID)); err != nil {
-			return errors.Join(err, s.DeleteGroup(g.ID))
-		}
-	}
-	err := atomicfile.SyncDir(s.snapshots.dir)
 	if err == nil {
 		g.Complete = true
 		err = writeRecord(s.groupPath(g.ID), g)
 	}
 	if err != nil {
-		return errors.Join(err, s.DeleteGroup(g.ID))
+		return errors.Join(fmt.Errorf("create group %q: %w", g.ID, err), s.DeleteGroup(g.ID))
 	}
 	return nil
+}
+
+// createMembers creates the snapshots, each one's image being open until fill has written all of them.
+func (s *Store) createMembers(snaps []Snapshot, images []*os.File, fill func(images []*os.File) error) error {
+	if len(images) == len(snaps) {
+		return fill(images)
+	}
+	next := snaps[len(images)]
+	return s.snapshots.create(next.ID, next, func(image *os.File) error {
+		return s.createMembers(snaps, append(images, image), fill)
+	})
 }
 
 // DeleteGroup removes a group with its snapshots. It succeeds if there is none.
