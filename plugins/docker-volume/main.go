@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/pannier/pannier/plugins/docker-volume/internal/volumes"
+	"github.com/pannier/pannier/plugins/internal/frontdoor"
 	"github.com/pannier/pannier/sdk"
-	"github.com/pannier/pannier/sdk/frontend"
 )
 
 // version is the plugin's own: it does not change with the agent's.
@@ -18,5 +18,5 @@ import (
 var version string
 
 func main() {
-	sdk.Main(sdk.Info{Name: "docker-volume", Version: strings.TrimSpace(version)}, frontend.Plugin(volumes.NewDoor()))
+	sdk.Main(sdk.Info{Name: "docker-volume", Version: strings.TrimSpace(version)}, frontdoor.Plugin(&volumes.Door{}))
 }

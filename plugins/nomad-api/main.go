@@ -7,9 +7,9 @@ import (
 	_ "embed"
 	"strings"
 
+	"github.com/pannier/pannier/plugins/internal/frontdoor"
 	"github.com/pannier/pannier/plugins/nomad-api/internal/nomad"
 	"github.com/pannier/pannier/sdk"
-	"github.com/pannier/pannier/sdk/frontend"
 )
 
 // version is the plugin's own: it does not change with the agent's.
@@ -18,5 +18,5 @@ import (
 var version string
 
 func main() {
-	sdk.Main(sdk.Info{Name: "nomad-api", Version: strings.TrimSpace(version)}, frontend.Plugin(nomad.NewDoor()))
+	sdk.Main(sdk.Info{Name: "nomad-api", Version: strings.TrimSpace(version)}, frontdoor.Plugin(&nomad.Door{}))
 }

@@ -6,9 +6,9 @@ import (
 	_ "embed"
 	"strings"
 
+	"github.com/pannier/pannier/plugins/internal/frontdoor"
 	"github.com/pannier/pannier/plugins/web/internal/door"
 	"github.com/pannier/pannier/sdk"
-	"github.com/pannier/pannier/sdk/frontend"
 )
 
 // version is the plugin's own: it does not change with the agent's.
@@ -17,5 +17,5 @@ import (
 var version string
 
 func main() {
-	sdk.Main(sdk.Info{Name: "web", Version: strings.TrimSpace(version)}, frontend.Plugin(&door.Door{}))
+	sdk.Main(sdk.Info{Name: "web", Version: strings.TrimSpace(version)}, frontdoor.Plugin(&door.Door{}))
 }

@@ -36,19 +36,10 @@ func (c *config) Validate() (err error) {
 // Door is the front door. Its listen block is "docker".
 type Door struct{ sdk.Config[config] }
 
-// NewDoor returns a front door that is not configured yet.
-func NewDoor() *Door { return &Door{} }
-
 const listenName = "docker"
-
-// idle reports whether the plugin has no socket: it is installed, but not set up.
-func idle() bool { return len(sdk.Listeners()) == 0 }
 
 // Ready is called before this process takes over from another one: the API must answer.
 func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
-	if idle() {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	_, err := host.API.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: d.Get().Namespace})
@@ -57,11 +48,6 @@ func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
 
 // Serve serves the engine's calls until ctx ends.
 func (d *Door) Serve(ctx context.Context, host frontend.Host) error {
-	if idle() {
-		sdk.Logger().Info("nothing to do: the plugin's block has no listen \"" + listenName + "\"")
-		<-ctx.Done()
-		return nil
-	}
 	listener, err := host.Listen(listenName)
 	if err != nil {
 		return err

@@ -7,12 +7,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/plugins/internal/frontdoor"
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -28,24 +27,15 @@ type config struct {
 // Door is the front door. Its listen block is "nomad".
 type Door struct{ sdk.Config[config] }
 
-// NewDoor returns a front door that is not configured yet.
-func NewDoor() *Door { return &Door{} }
-
 const (
 	listenName = "nomad"
 	// readyTimeout bounds how long the API may take to answer before this process takes over.
 	readyTimeout = 10 * time.Second
 )
 
-// idle reports whether the plugin has no socket: it is installed, but not set up.
-func idle() bool { return len(sdk.Listeners()) == 0 }
-
 // Ready is called before this process takes over from another one: it must have a right address, and the API must
 // answer, whatever it says.
 func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
-	if idle() {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	listener, _, err := listen(host)
@@ -65,7 +55,7 @@ func listen(host frontend.Host) (listener net.Listener, tcp bool, err error) {
 		return nil, false, err
 	}
 	at, tcp := listener.Addr().(*net.TCPAddr)
-	if tcp && !at.IP.IsLoopback() {
+	if !frontdoor.Local(listener.Addr()) {
 		return nil, true, errors.Join(fmt.Errorf("listen %q: %s can be reached from other machines, and tokens would be sent "+
 			"to it unencrypted: use 127.0.0.1 or a unix socket, behind a proxy that has a certificate", listenName, at),
 			listener.Close())
@@ -75,11 +65,6 @@ func listen(host frontend.Host) (listener net.Listener, tcp bool, err error) {
 
 // Serve serves clients until ctx ends.
 func (d *Door) Serve(ctx context.Context, host frontend.Host) error {
-	if idle() {
-		sdk.Logger().Info("nothing to do: the plugin's block has no listen \"" + listenName + "\"")
-		<-ctx.Done()
-		return nil
-	}
 	listener, tcp, err := listen(host)
 	if err != nil {
 		return err
@@ -96,7 +81,7 @@ func (d *Door) Serve(ctx context.Context, host frontend.Host) error {
 // served under names of this machine only, to no page of another origin, and only while each caller needs a token.
 func (s *server) guard(next http.Handler) http.Handler {
 	return http.NewCrossOriginProtection().Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !s.knownHost(r.Host) {
+		if !frontdoor.KnownHost(r.Host, s.config().Hosts) {
 			s.refuse(w, r, &statusError{
 				code: http.StatusForbidden,
 				text: permissionDenied + fmt.Sprintf(": %q is not a name of this API: use an IP address or localhost, or add the name "+
@@ -118,18 +103,6 @@ func (s *server) guard(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	}))
-}
-
-// knownHost reports whether a request's Host is one under which this API is meant to be reached. A page whose name was
-// made to point here (DNS rebinding) has another one.
-func (s *server) knownHost(host string) bool {
-	name := host
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		name = h
-	}
-	name = strings.Trim(name, "[]")
-	return strings.EqualFold(name, "localhost") || net.ParseIP(name) != nil ||
-		slices.ContainsFunc(s.config().Hosts, func(known string) bool { return strings.EqualFold(known, name) })
 }
 
 // aclsOn reports whether the host has ACLs on. It asks as somebody without a token, who may know that.

@@ -16,6 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/plugins/internal/frontdoor"
 	"github.com/pannier/pannier/plugins/web/internal/session"
 	"github.com/pannier/pannier/plugins/web/internal/site"
 	"github.com/pannier/pannier/plugins/web/internal/trend"
@@ -46,11 +47,10 @@ func (c *config) Validate() (err error) {
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		return errors.New("cert_file and key_file: give both, or none")
 	}
-	for n, name := range c.Hosts {
+	for _, name := range c.Hosts {
 		if name == "" || strings.ContainsAny(name, "/:@ *") {
 			return fmt.Errorf("hosts: %q is no name, such as pannier.example.org", name)
 		}
-		c.Hosts[n] = strings.ToLower(name)
 	}
 	return nil
 }
@@ -63,14 +63,8 @@ const listenName = "http"
 // callTimeout bounds a call of the API. While the agent restarts, calls wait.
 const callTimeout = 10 * time.Second
 
-// idle reports whether the plugin has no socket: it is installed, but not set up.
-func idle() bool { return len(sdk.Listeners()) == 0 }
-
 // Ready is called before this process takes over from another one: the API must answer, and the certificate be usable.
 func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
-	if idle() {
-		return nil
-	}
 	listener, err := host.Listen(listenName)
 	if err != nil {
 		return err
@@ -93,7 +87,7 @@ func (c *config) check(at net.Addr) error {
 		_, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 		return err
 	}
-	if tcp, ok := at.(*net.TCPAddr); ok && !tcp.IP.IsLoopback() {
+	if !frontdoor.Local(at) {
 		return fmt.Errorf("listen %q: %s is not of this host alone, and users would send their tokens there without TLS: "+
 			"set cert_file and key_file, or listen on 127.0.0.1 or a unix socket behind a proxy with TLS", listenName, at)
 	}
@@ -102,11 +96,6 @@ func (c *config) check(at net.Addr) error {
 
 // Serve serves the pages until ctx ends.
 func (d *Door) Serve(ctx context.Context, host frontend.Host) error {
-	if idle() {
-		sdk.Logger().Info("nothing to do: the plugin's block has no listen \"" + listenName + "\"")
-		<-ctx.Done()
-		return nil
-	}
 	c := d.Get()
 	listener, err := host.Listen(listenName)
 	if err != nil {

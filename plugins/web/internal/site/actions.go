@@ -10,6 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -25,7 +26,7 @@ type action struct {
 	typed bool
 	// command is what does the same at a shell.
 	command func(t target) string
-	do      func(ctx context.Context, u user, t target) error
+	do      func(ctx context.Context, host *api.Client, t target) error
 	// back is the page of the target, and gone says that it is not there afterwards.
 	back func(t target) string
 	gone bool
@@ -39,11 +40,10 @@ var actions = map[string]action{
 		command: func(t target) string {
 			return "pannier volume detach" + inNamespace(t) + " " + t.ID + " " + t.Node
 		},
-		do: func(ctx context.Context, u user, t target) error {
+		do: func(ctx context.Context, host *api.Client, t target) error {
 			ctx, cancel := context.WithTimeout(ctx, detachWait)
 			defer cancel()
-			res, err := ask(ctx, u, u.api.Volumes.DetachVolume,
-				&hostv1.DetachVolumeRequest{Namespace: t.Namespace, Id: t.ID, Node: t.Node})
+			res, err := host.Volumes.DetachVolume(ctx, &hostv1.DetachVolumeRequest{Namespace: t.Namespace, Id: t.ID, Node: t.Node})
 			if connect.CodeOf(err) == connect.CodeDeadlineExceeded {
 				return nil // the release goes on, and the volume's page shows it
 			}
@@ -63,9 +63,8 @@ var actions = map[string]action{
 		title: "Take a snapshot", back: volumePage,
 		text:    "The driver takes a snapshot of the volume %s as it is now.",
 		command: func(t target) string { return "pannier volume snapshot create" + inNamespace(t) + " " + t.ID },
-		do: func(ctx context.Context, u user, t target) error {
-			_, err := ask(ctx, u, u.api.Volumes.CreateSnapshot,
-				&hostv1.CreateSnapshotRequest{Namespace: t.Namespace, VolumeId: t.ID})
+		do: func(ctx context.Context, host *api.Client, t target) error {
+			_, err := host.Volumes.CreateSnapshot(ctx, &hostv1.CreateSnapshotRequest{Namespace: t.Namespace, VolumeId: t.ID})
 			return err
 		},
 	},
@@ -73,8 +72,8 @@ var actions = map[string]action{
 		title: "Delete", danger: true, typed: true, gone: true, back: func(target) string { return "/volumes" },
 		text:    "The volume %s and all its data are deleted at the driver. This cannot be undone.",
 		command: func(t target) string { return "pannier volume delete" + inNamespace(t) + " " + t.ID },
-		do: func(ctx context.Context, u user, t target) error {
-			_, err := ask(ctx, u, u.api.Volumes.DeleteVolume, &hostv1.DeleteVolumeRequest{Namespace: t.Namespace, Id: t.ID})
+		do: func(ctx context.Context, host *api.Client, t target) error {
+			_, err := host.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Namespace: t.Namespace, Id: t.ID})
 			return err
 		},
 	},
@@ -82,8 +81,8 @@ var actions = map[string]action{
 		title: "Drain", danger: true, back: nodePage,
 		text:    "The node %s stops all its workloads, the last started first, and starts none until the drain is ended.",
 		command: func(t target) string { return "pannier node drain -enable " + t.ID },
-		do: func(ctx context.Context, u user, t target) error {
-			_, err := ask(ctx, u, u.api.Nodes.DrainNode, &hostv1.DrainNodeRequest{Name: t.ID, Enable: true})
+		do: func(ctx context.Context, host *api.Client, t target) error {
+			_, err := host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID, Enable: true})
 			return err
 		},
 	},
@@ -91,8 +90,8 @@ var actions = map[string]action{
 		title: "End the drain", back: nodePage,
 		text:    "The node %s may start workloads again.",
 		command: func(t target) string { return "pannier node drain -disable " + t.ID },
-		do: func(ctx context.Context, u user, t target) error {
-			_, err := ask(ctx, u, u.api.Nodes.DrainNode, &hostv1.DrainNodeRequest{Name: t.ID})
+		do: func(ctx context.Context, host *api.Client, t target) error {
+			_, err := host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID})
 			return err
 		},
 	},
@@ -100,8 +99,8 @@ var actions = map[string]action{
 		title: "Swap in the file of the plugin directory", back: pluginPage,
 		text:    "The binary of the plugin %s in the plugin directory takes over. If it cannot, the present process goes on.",
 		command: func(t target) string { return "pannier plugin swap " + t.ID },
-		do: func(ctx context.Context, u user, t target) error {
-			_, err := ask(ctx, u, u.api.Plugins.SwapPlugin, &hostv1.SwapPluginRequest{Name: t.ID})
+		do: func(ctx context.Context, host *api.Client, t target) error {
+			_, err := host.Plugins.SwapPlugin(ctx, &hostv1.SwapPluginRequest{Name: t.ID})
 			return err
 		},
 	},
@@ -109,8 +108,8 @@ var actions = map[string]action{
 		title: "Roll back", danger: true, back: pluginPage,
 		text:    "The copy of the plugin %s that served before takes over, and the present one is refused until its file changes. A canary only ends.",
 		command: func(t target) string { return "pannier plugin rollback " + t.ID },
-		do: func(ctx context.Context, u user, t target) error {
-			_, err := ask(ctx, u, u.api.Plugins.RollbackPlugin, &hostv1.RollbackPluginRequest{Name: t.ID})
+		do: func(ctx context.Context, host *api.Client, t target) error {
+			_, err := host.Plugins.RollbackPlugin(ctx, &hostv1.RollbackPluginRequest{Name: t.ID})
 			return err
 		},
 	},
@@ -118,8 +117,8 @@ var actions = map[string]action{
 		title: "Promote the canary", back: pluginPage,
 		text:    "The canary of the plugin %s gets all calls.",
 		command: func(t target) string { return "pannier plugin promote " + t.ID },
-		do: func(ctx context.Context, u user, t target) error {
-			_, err := ask(ctx, u, u.api.Plugins.PromotePlugin, &hostv1.PromotePluginRequest{Name: t.ID})
+		do: func(ctx context.Context, host *api.Client, t target) error {
+			_, err := host.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: t.ID})
 			return err
 		},
 	},
@@ -202,9 +201,13 @@ func (s *Site) actionOf(w http.ResponseWriter, r *http.Request, u user) (a actio
 
 // aclsOff says whether ACLs are off and actions are allowed all the same.
 func (s *Site) aclsOff(r *http.Request, u user) bool {
-	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	ctx, cancel := context.WithTimeout(u.as(r.Context()), callTimeout)
 	defer cancel()
-	return s.ActionsWithoutACLs && u.aclsOff(ctx)
+	if !s.ActionsWithoutACLs {
+		return false
+	}
+	_, err := s.API.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
+	return connect.CodeOf(err) == connect.CodeFailedPrecondition
 }
 
 // act does what the form of a session asks for.
@@ -227,9 +230,9 @@ func (s *Site) act(w http.ResponseWriter, r *http.Request) {
 		s.ask(w, r, u, http.StatusBadRequest, "What you typed is not "+name+": nothing was done.")
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), actionTimeout)
+	ctx, cancel := context.WithTimeout(u.as(r.Context()), actionTimeout)
 	defer cancel()
-	err := a.do(ctx, u, t)
+	err := a.do(ctx, s.API, t)
 	switch {
 	case u.signedOut(err):
 		http.Redirect(w, r, "/sign-in?to="+url.QueryEscape(backOr(a, t)), http.StatusSeeOther)

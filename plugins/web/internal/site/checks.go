@@ -58,32 +58,32 @@ func (s *Site) gather(ctx context.Context, u user, host string, patience time.Du
 		})
 	}
 	look("agent", func() (err error) {
-		f.status, err = ask(ctx, u, u.api.Agent.Status, &hostv1.StatusRequest{})
+		f.status, err = s.API.Agent.Status(ctx, &hostv1.StatusRequest{})
 		return err
 	})
 	look("nodes", func() (err error) {
-		f.nodes, err = ask(ctx, u, u.api.Nodes.ListNodes, &hostv1.ListNodesRequest{})
+		f.nodes, err = s.API.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 		return err
 	})
 	look("quorum", func() (err error) {
-		f.health, err = ask(ctx, u, u.api.Operator.AutopilotHealth, &hostv1.AutopilotHealthRequest{})
+		f.health, err = s.API.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
 		return err
 	})
 	if patience > 0 {
 		look("host", func() (err error) {
 			ctx, cancel := context.WithTimeout(ctx, patience)
 			defer cancel()
-			f.examined, err = ask(ctx, u, u.api.Agent.Examine, &hostv1.ExamineRequest{Node: host})
+			f.examined, err = s.API.Agent.Examine(ctx, &hostv1.ExamineRequest{Node: host})
 			f.unexamined = connect.CodeOf(err) == connect.CodeDeadlineExceeded
 			return err
 		})
 	}
 	look("tokens", func() (err error) {
-		f.tokens, err = ask(ctx, u, u.api.Tokens.ListTokens, &hostv1.ListTokensRequest{})
+		f.tokens, err = s.API.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{})
 		return err
 	})
 	look("releases", func() (err error) {
-		f.waiting, err = s.waiting(ctx, u)
+		f.waiting, err = s.waiting(ctx)
 		return err
 	})
 	asking.Wait()
@@ -249,7 +249,7 @@ func (s *Site) checks(ctx context.Context, u user, r *http.Request) (any, error)
 	}
 	all := f.findings()
 	slices.SortStableFunc(all, func(a, b finding) int { return cmp.Compare(urgency(b), urgency(a)) })
-	nodes, _ := choices(ctx, u)
+	nodes, _ := s.choices(ctx)
 	examined := cmp.Or(f.examined.GetNode(), host, f.status.GetName())
 	return checksData{examined, f.examined.GetAt(), nodes, all, f.unexamined}, nil
 }

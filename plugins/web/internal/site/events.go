@@ -42,7 +42,7 @@ type eventsData struct {
 // maxEvents is how many events the page has.
 const maxEvents = 200
 
-func (s *Site) events(ctx context.Context, u user, r *http.Request) (any, error) {
+func (s *Site) events(ctx context.Context, _ user, r *http.Request) (any, error) {
 	q := r.URL.Query()
 	d := eventsData{
 		Node: nodeOf(r), Topic: q.Get("topic"), Since: q.Get("since"), Match: q.Get("match"), Topics: topics, Sinces: sinces,
@@ -58,12 +58,12 @@ func (s *Site) events(ctx context.Context, u user, r *http.Request) (any, error)
 	} else {
 		d.Since = ""
 	}
-	all, here, err := recent(ctx, u, req)
+	all, here, err := s.recent(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	d.Here = here
-	d.Choices, _ = choices(ctx, u)
+	d.Choices, _ = s.choices(ctx)
 	match := strings.ToLower(d.Match)
 	for _, e := range all {
 		if strings.Contains(strings.ToLower(e.GetSubject()+" "+e.GetType()+" "+e.GetMessage()), match) {
@@ -78,8 +78,8 @@ func (s *Site) events(ctx context.Context, u user, r *http.Request) (any, error)
 }
 
 // recent reads events, newest first, and which node they are of.
-func recent(ctx context.Context, u user, req *hostv1.EventsRequest) (all []event, of string, err error) {
-	stream, err := u.api.Agent.Events(u.as(ctx), req)
+func (s *Site) recent(ctx context.Context, req *hostv1.EventsRequest) (all []event, of string, err error) {
+	stream, err := s.API.Agent.Events(ctx, req)
 	if err != nil {
 		return nil, "", err
 	}
@@ -92,9 +92,9 @@ func recent(ctx context.Context, u user, req *hostv1.EventsRequest) (all []event
 }
 
 // eventsOf returns the newest events of a node about an object, or why there are none.
-func (s *Site) eventsOf(ctx context.Context, u user, node string, topics []string, about func(*hostv1.Event) bool,
+func (s *Site) eventsOf(ctx context.Context, node string, topics []string, about func(*hostv1.Event) bool,
 ) (found []event, why string) {
-	all, _, err := recent(ctx, u, &hostv1.EventsRequest{Recent: keptEvents, Topics: topics, Node: node})
+	all, _, err := s.recent(ctx, &hostv1.EventsRequest{Recent: keptEvents, Topics: topics, Node: node})
 	if err != nil {
 		return nil, reason(err)
 	}

@@ -2,11 +2,9 @@ package site
 
 import (
 	"fmt"
-	"net"
 	"net/http"
-	"net/netip"
-	"slices"
-	"strings"
+
+	"github.com/pannier/pannier/plugins/internal/frontdoor"
 )
 
 // policy allows a page its own style sheet, its own scripts and connections to where it came from, and nothing else:
@@ -38,7 +36,7 @@ func (s *Site) guard(next http.Handler) http.Handler {
 		if s.TLS {
 			h.Set("Strict-Transport-Security", "max-age=31536000")
 		}
-		if !s.known(r.Host) {
+		if !frontdoor.KnownHost(r.Host, s.Hosts) {
 			http.Error(w, fmt.Sprintf("This host is not called %q: use its address or localhost, or write the name into "+
 				"hosts of the config block of plugin \"web\".", r.Host), http.StatusMisdirectedRequest)
 			return
@@ -46,20 +44,6 @@ func (s *Site) guard(next http.Handler) http.Handler {
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 		next.ServeHTTP(w, r)
 	})
-}
-
-// known says whether a browser may have called the pages by a name. A name that an attacker owns may resolve to this
-// host's address, and the browser then takes the attacker's scripts for the pages' own (DNS rebinding). An attacker
-// owns no IP address, and not localhost (RFC 6761, section 6.3).
-func (s *Site) known(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	host = strings.ToLower(strings.Trim(host, "[]"))
-	if _, err := netip.ParseAddr(host); err == nil {
-		return true
-	}
-	return host == "localhost" || slices.Contains(s.Hosts, host)
 }
 
 // overTLS says whether the browser uses TLS: with this process, or with a proxy in front of it. A client that lies

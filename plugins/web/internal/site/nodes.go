@@ -35,8 +35,8 @@ func (n leasedNode) Sick() (sick int) {
 	return sick
 }
 
-func (s *Site) nodes(ctx context.Context, u user, _ *http.Request) (any, error) {
-	res, err := ask(ctx, u, u.api.Nodes.ListNodes, &hostv1.ListNodesRequest{})
+func (s *Site) nodes(ctx context.Context, _ user, _ *http.Request) (any, error) {
+	res, err := s.API.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -53,8 +53,8 @@ type nodeData struct {
 	Held []*hostv1.Claim
 }
 
-func (s *Site) node(ctx context.Context, u user, r *http.Request) (any, error) {
-	res, err := ask(ctx, u, u.api.Nodes.GetNode, &hostv1.GetNodeRequest{Name: r.PathValue("name")})
+func (s *Site) node(ctx context.Context, _ user, r *http.Request) (any, error) {
+	res, err := s.API.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: r.PathValue("name")})
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -36,8 +37,8 @@ const (
 )
 
 // choices are the cluster's nodes, for a page to choose from, or why they are not shown. They need no leader.
-func choices(ctx context.Context, u user) (names []string, why string) {
-	res, err := ask(ctx, u, u.api.Members.ListMembers, &hostv1.ListMembersRequest{})
+func (s *Site) choices(ctx context.Context) (names []string, why string) {
+	res, err := s.API.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	for _, m := range res.GetMembers() {
 		if m.GetStatus() != "left" {
 			names = append(names, m.GetName())
@@ -54,12 +55,10 @@ func others[A any](ctx context.Context, nodes []string, call func(ctx context.Co
 	ctx, cancel := context.WithTimeout(ctx, othersPatience)
 	defer cancel()
 	var mu sync.Mutex
-	var asking sync.WaitGroup
-	slots := make(chan struct{}, othersAtOnce)
+	var asking errgroup.Group
+	asking.SetLimit(othersAtOnce)
 	for _, node := range nodes {
-		asking.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
+		asking.Go(func() error {
 			answer, err := call(ctx, node)
 			why := reason(err)
 			if connect.CodeOf(err) == connect.CodeDeadlineExceeded {
@@ -68,9 +67,10 @@ func others[A any](ctx context.Context, nodes []string, call func(ctx context.Co
 			mu.Lock()
 			defer mu.Unlock()
 			done(node, answer, why)
+			return nil
 		})
 	}
-	asking.Wait()
+	_ = asking.Wait() // nothing returns an error
 }
 
 // pluginsData is the page of all plugins.
@@ -103,14 +103,14 @@ func (d pluginsData) Count() (n int) {
 }
 
 // plugins shows those of all nodes, or of one. The first answer has this node's only, and the stream adds the others'.
-func (s *Site) plugins(ctx context.Context, u user, r *http.Request) (any, error) {
+func (s *Site) plugins(ctx context.Context, _ user, r *http.Request) (any, error) {
 	d := pluginsData{Node: nodeOf(r)}
-	first, err := pluginsOf(ctx, u, d.Node)
+	first, err := s.pluginsOf(ctx, d.Node)
 	if err != nil {
 		return nil, err
 	}
 	d.Nodes = []nodePlugins{first}
-	if d.Choices, d.ChoicesWhy = choices(ctx, u); d.Node != "" {
+	if d.Choices, d.ChoicesWhy = s.choices(ctx); d.Node != "" {
 		return d, nil
 	}
 	names := slices.DeleteFunc(slices.Clone(d.Choices), func(name string) bool { return name == first.Name })
@@ -121,7 +121,7 @@ func (s *Site) plugins(ctx context.Context, u user, r *http.Request) (any, error
 		}
 		return d, nil
 	}
-	others(ctx, names, func(ctx context.Context, node string) (nodePlugins, error) { return pluginsOf(ctx, u, node) },
+	others(ctx, names, func(ctx context.Context, node string) (nodePlugins, error) { return s.pluginsOf(ctx, node) },
 		func(node string, of nodePlugins, why string) {
 			of.Node, of.Name, of.Why = node, node, why
 			d.Nodes = append(d.Nodes, of)
@@ -131,9 +131,9 @@ func (s *Site) plugins(ctx context.Context, u user, r *http.Request) (any, error
 }
 
 // pluginsOf asks a node for its plugins; empty: the one whose page it is.
-func pluginsOf(ctx context.Context, u user, node string) (nodePlugins, error) {
-	ctx, call := connect.NewClientContext(u.as(ctx))
-	res, err := u.api.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
+func (s *Site) pluginsOf(ctx context.Context, node string) (nodePlugins, error) {
+	ctx, call := connect.NewClientContext(ctx)
+	res, err := s.API.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
 	if err != nil {
 		return nodePlugins{}, err
 	}

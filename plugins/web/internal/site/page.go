@@ -69,8 +69,9 @@ func (s *Site) page(v view) http.Handler {
 	})
 }
 
+// look asks for what a page shows. All its calls are the user's, by their context.
 func (s *Site) look(r *http.Request, u user, v view) (any, error) {
-	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	ctx, cancel := context.WithTimeout(u.as(r.Context()), callTimeout)
 	defer cancel()
 	return v.show(ctx, u, r)
 }
@@ -135,7 +136,7 @@ func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	changed := s.watch(ctx, u, nodeOf(r), &following)
+	changed := s.watch(u.as(ctx), nodeOf(r), &following)
 	tick := time.NewTicker(v.every)
 	defer tick.Stop()
 	control := http.NewResponseController(w)
@@ -199,9 +200,16 @@ func message(text []byte) []byte {
 	return out.Bytes()
 }
 
+// stream is one of the API's.
+type stream interface {
+	Receive() bool
+	Err() error
+	Close() error
+}
+
 // watch returns a channel that has a value after something may have changed: in the ledger, or on a node; an empty name
 // is this one's.
-func (s *Site) watch(ctx context.Context, u user, node string, following *sync.WaitGroup) <-chan struct{} {
+func (s *Site) watch(ctx context.Context, node string, following *sync.WaitGroup) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	tell := func() {
 		select {
@@ -209,10 +217,16 @@ func (s *Site) watch(ctx context.Context, u user, node string, following *sync.W
 		default:
 		}
 	}
-	again := func(follow func() error) {
+	follow := func(open func() (stream, error)) {
 		for ctx.Err() == nil {
-			if follow() == nil { // the token may not, or the leader has changed
-				tell()
+			if from, err := open(); err == nil { // the token may not, or the leader has changed
+				for from.Receive() {
+					tell()
+				}
+				if from.Err() == nil {
+					tell()
+				}
+				_ = from.Close() // it has ended
 			}
 			select {
 			case <-time.After(time.Second):
@@ -221,31 +235,15 @@ func (s *Site) watch(ctx context.Context, u user, node string, following *sync.W
 		}
 	}
 	following.Go(func() {
-		again(func() error {
-			stream, err := s.API.System.Watch(u.as(ctx), &hostv1.WatchRequest{
+		follow(func() (stream, error) {
+			return s.API.System.Watch(ctx, &hostv1.WatchRequest{
 				Topics: []string{"volumes", "claims", "nodes", "workloads", "drivers"},
 			})
-			if err != nil {
-				return err
-			}
-			defer stream.Close()
-			for stream.Receive() {
-				tell()
-			}
-			return stream.Err()
 		})
 	})
 	following.Go(func() {
-		again(func() error {
-			stream, err := s.API.Agent.Events(u.as(ctx), &hostv1.EventsRequest{Follow: true, Node: node})
-			if err != nil {
-				return err
-			}
-			defer stream.Close()
-			for stream.Receive() {
-				tell()
-			}
-			return stream.Err()
+		follow(func() (stream, error) {
+			return s.API.Agent.Events(ctx, &hostv1.EventsRequest{Follow: true, Node: node})
 		})
 	})
 	return changed

@@ -52,8 +52,8 @@ func (s *Site) signIn(w http.ResponseWriter, r *http.Request) {
 		s.showSignIn(w, r, http.StatusBadRequest, "Enter the secret of an ACL token.")
 		return
 	}
-	u := user{session.Session{Secret: secret}, s.API}
-	self, err := ask(r.Context(), u, s.API.ACL.GetACLSelf, &hostv1.GetACLSelfRequest{})
+	u := user{session.Session{Secret: secret}}
+	self, err := s.API.ACL.GetACLSelf(u.as(r.Context()), &hostv1.GetACLSelfRequest{})
 	switch {
 	case connect.CodeOf(err) == connect.CodeFailedPrecondition: // ACLs are off: no token is needed
 		http.Redirect(w, r, within(r.PostFormValue("to")), http.StatusSeeOther)

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -35,25 +37,25 @@ type usageSeen struct {
 	at    time.Time
 }
 
-// fill adds the usage of the rows that are mounted somewhere.
-func (c *usages) fill(ctx context.Context, u user, rows []row) {
-	var asking sync.WaitGroup
-	slots := make(chan struct{}, askedAtOnce)
+// fillUsage adds the usage of the rows that are mounted somewhere.
+func (s *Site) fillUsage(ctx context.Context, u user, rows []row) {
+	var asking errgroup.Group
+	asking.SetLimit(askedAtOnce)
 	for n := range rows {
 		if len(rows[n].GetClaims()) == 0 {
 			continue
 		}
-		asking.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			rows[n].Usage = c.of(ctx, u, rows[n].GetSpec())
+		asking.Go(func() error {
+			rows[n].Usage = s.usageOf(ctx, u, rows[n].GetSpec())
+			return nil
 		})
 	}
-	asking.Wait()
+	_ = asking.Wait() // nothing returns an error
 }
 
-// of returns a volume's usage; nil: it is not known.
-func (c *usages) of(ctx context.Context, u user, spec *hostv1.VolumeSpec) *hostv1.VolumeUsage {
+// usageOf returns a volume's usage; nil: it is not known.
+func (s *Site) usageOf(ctx context.Context, u user, spec *hostv1.VolumeSpec) *hostv1.VolumeUsage {
+	c := &s.usages
 	key := usageKey{sha256.Sum256([]byte(u.Secret)), spec.GetNamespace(), spec.GetId()}
 	c.mu.Lock()
 	seen, ok := c.seen[key]
@@ -61,8 +63,7 @@ func (c *usages) of(ctx context.Context, u user, spec *hostv1.VolumeSpec) *hostv
 	if ok && time.Since(seen.at) < usageKept {
 		return seen.usage
 	}
-	res, err := ask(ctx, u, u.api.Volumes.GetVolume,
-		&hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
+	res, err := s.API.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
 	if err != nil {
 		return nil
 	}

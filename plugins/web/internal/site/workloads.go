@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -32,8 +33,8 @@ type elsewhere struct {
 // asksNodes bounds how many nodes are asked for their workloads at a time, and in all.
 const asksNodes, maxAskedNodes = 8, 200
 
-func (s *Site) workloads(ctx context.Context, u user, _ *http.Request) (any, error) {
-	res, err := ask(ctx, u, u.api.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{Namespace: "*"})
+func (s *Site) workloads(ctx context.Context, _ user, _ *http.Request) (any, error) {
+	res, err := s.API.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: "*"})
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +48,7 @@ func (s *Site) workloads(ctx context.Context, u user, _ *http.Request) (any, err
 			d.Ended++
 		}
 	}
-	d.Others, err = s.elsewhere(ctx, u, d.Node)
+	d.Others, err = s.elsewhere(ctx, d.Node)
 	if err != nil && connect.CodeOf(err) != connect.CodePermissionDenied {
 		return nil, err
 	}
@@ -61,33 +62,32 @@ func rank(state string) int {
 }
 
 // elsewhere lists the workloads of other nodes.
-func (s *Site) elsewhere(ctx context.Context, u user, here string) (all []elsewhere, err error) {
-	nodes, err := ask(ctx, u, u.api.Nodes.ListNodes, &hostv1.ListNodesRequest{})
+func (s *Site) elsewhere(ctx context.Context, here string) (all []elsewhere, err error) {
+	nodes, err := s.API.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
 	var mu sync.Mutex
-	var asking sync.WaitGroup
-	slots := make(chan struct{}, asksNodes)
+	var asking errgroup.Group
+	asking.SetLimit(asksNodes)
 	for n, node := range nodes.GetNodes() {
 		if node.GetName() == here || n >= maxAskedNodes {
 			continue
 		}
-		asking.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			res, err := ask(ctx, u, u.api.Nodes.GetNode, &hostv1.GetNodeRequest{Name: node.GetName()})
+		asking.Go(func() error {
+			res, err := s.API.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: node.GetName()})
 			if err != nil {
-				return // it was purged
+				return nil //nolint:nilerr // it was purged
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			for _, w := range res.GetWorkloads() {
 				all = append(all, elsewhere{w, node.GetName()})
 			}
+			return nil
 		})
 	}
-	asking.Wait()
+	_ = asking.Wait() // nothing returns an error
 	slices.SortFunc(all, func(a, b elsewhere) int {
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.GetNamespace(), b.GetNamespace()),
 			strings.Compare(a.GetId(), b.GetId()))
@@ -101,16 +101,15 @@ type workloadData struct {
 	EventsWhy string
 }
 
-func (s *Site) workload(ctx context.Context, u user, r *http.Request) (any, error) {
+func (s *Site) workload(ctx context.Context, _ user, r *http.Request) (any, error) {
 	node, namespace, id := nodeOf(r), r.PathValue("namespace"), r.PathValue("id")
-	res, err := ask(ctx, u, u.api.Workloads.GetWorkload,
-		&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Node: node})
+	res, err := s.API.Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Node: node})
 	if err != nil {
 		return nil, err
 	}
 	d := workloadData{Workload: res.GetWorkload()}
 	name := qualified(namespace, id)
-	d.Events, d.EventsWhy = s.eventsOf(ctx, u, node, []string{"workload", "service", "claim"}, func(e *hostv1.Event) bool {
+	d.Events, d.EventsWhy = s.eventsOf(ctx, node, []string{"workload", "service", "claim"}, func(e *hostv1.Event) bool {
 		return e.GetTopic() == "workload" && e.GetSubject() == name || e.GetDetails()["workload"] == name
 	})
 	return d, nil
