@@ -3,12 +3,12 @@ package sdk
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc/metadata"
@@ -47,25 +47,11 @@ func traced(ctx context.Context) context.Context {
 	if len(values) != 1 {
 		return ctx
 	}
-	text := values[0]
-	if len(text) != len("00-0123456789abcdef0123456789abcdef-0123456789abcdef-01") || text[:3] != "00-" {
-		return ctx
+	named := propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": values[0]})
+	if in := trace.SpanContextFromContext(named); in.IsValid() {
+		return trace.ContextWithSpan(ctx, &span{in: in})
 	}
-	id, err := trace.TraceIDFromHex(text[3:35])
-	if err != nil {
-		return ctx
-	}
-	parent, err := trace.SpanIDFromHex(text[36:52])
-	if err != nil {
-		return ctx
-	}
-	flags, err := hex.DecodeString(text[53:])
-	if err != nil {
-		return ctx
-	}
-	return trace.ContextWithSpan(ctx, &span{in: trace.NewSpanContext(trace.SpanContextConfig{
-		TraceID: id, SpanID: parent, TraceFlags: trace.TraceFlags(flags[0]), Remote: true,
-	})})
+	return ctx
 }
 
 // provider and tracer make spans within traced calls.
