@@ -115,31 +115,24 @@ func (s *Store) VolumeIDs() ([]string, error) { return s.volumes.ids() }
 // CreateVolume adds a volume. fill writes its image, which is then resized to v.Capacity bytes.
 func (s *Store) CreateVolume(v Volume, fill func(image *os.File) error) error {
 	v.Parameters = maps.Clone(v.Parameters)
-	err := s.volumes.create(v.ID, v, func(image *os.File) error {
+	return s.volumes.failed("create", v.ID, s.volumes.create(v.ID, v, func(image *os.File) error {
 		if err := fill(image); err != nil {
 			return err
 		}
 		return image.Truncate(v.Capacity)
-	})
-	if err != nil {
-		return fmt.Errorf("create volume %q: %w", v.ID, err)
-	}
-	return nil
+	}))
 }
 
 // UpdateVolume replaces a volume's record.
 func (s *Store) UpdateVolume(v Volume) error {
-	if err := s.volumes.update(v.ID, v); err != nil {
-		return fmt.Errorf("update volume %q: %w", v.ID, err)
-	}
-	return nil
+	return s.volumes.failed("update", v.ID, s.volumes.update(v.ID, v))
 }
 
 // Grow enlarges a volume's image to capacity bytes. It never shrinks one.
 func (s *Store) Grow(id string, capacity int64) error {
 	f, err := os.OpenFile(s.Image(id), os.O_RDWR, 0)
 	if err != nil {
-		return fmt.Errorf("grow volume %q: %w", id, err)
+		return s.volumes.failed("grow", id, err)
 	}
 	info, err := f.Stat()
 	if err == nil && capacity > info.Size() {
@@ -147,27 +140,18 @@ func (s *Store) Grow(id string, capacity int64) error {
 			err = f.Sync()
 		}
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("grow volume %q: %w", id, err)
-	}
-	return nil
+	return s.volumes.failed("grow", id, errors.Join(err, f.Close()))
 }
 
 // ReplaceImage replaces the image of an unused volume by one that fill writes. The volume keeps the old one until
 // the new one is on disk.
 func (s *Store) ReplaceImage(id string, fill func(image *os.File) error) error {
-	if err := s.volumes.replaceImage(id, fill); err != nil {
-		return fmt.Errorf("replace the image of volume %q: %w", id, err)
-	}
-	return nil
+	return s.volumes.failed("replace the image of", id, s.volumes.replaceImage(id, fill))
 }
 
 // DeleteVolume removes a volume and its data. It succeeds if there is none.
 func (s *Store) DeleteVolume(id string) error {
-	if err := s.volumes.delete(id); err != nil {
-		return fmt.Errorf("delete volume %q: %w", id, err)
-	}
-	return nil
+	return s.volumes.failed("delete", id, s.volumes.delete(id))
 }
 
 // Snapshot returns one snapshot, or ErrNotFound.
@@ -189,16 +173,10 @@ func (s *Store) SnapshotIDs() ([]string, error) { return s.snapshots.ids() }
 
 // CreateSnapshot adds a snapshot whose image is written by fill.
 func (s *Store) CreateSnapshot(snap Snapshot, fill func(image *os.File) error) error {
-	if err := s.snapshots.create(snap.ID, snap, fill); err != nil {
-		return fmt.Errorf("create snapshot %q: %w", snap.ID, err)
-	}
-	return nil
+	return s.snapshots.failed("create", snap.ID, s.snapshots.create(snap.ID, snap, fill))
 }
 
 // DeleteSnapshot removes a snapshot. It succeeds if there is none.
 func (s *Store) DeleteSnapshot(id string) error {
-	if err := s.snapshots.delete(id); err != nil {
-		return fmt.Errorf("delete snapshot %q: %w", id, err)
-	}
-	return nil
+	return s.snapshots.failed("delete", id, s.snapshots.delete(id))
 }

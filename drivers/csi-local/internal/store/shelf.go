@@ -15,9 +15,18 @@ const recordName = "record.json"
 
 // shelf is a directory of items. An item is a directory named by its id, with a record of type T and an image.
 type shelf[T any] struct {
+	what   string // such as "volume", for errors
 	dir    string
 	tmp    string // in the same file system as dir
 	prefix string // of every id
+}
+
+// failed says in an error what was done to which item.
+func (s shelf[T]) failed(verb, id string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s %s %q: %w", verb, s.what, id, err)
 }
 
 func (s shelf[T]) path(id string) string  { return filepath.Join(s.dir, id) }

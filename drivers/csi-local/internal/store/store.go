@@ -69,8 +69,8 @@ func Open(ctx context.Context, dir string) (*Store, error) {
 	}
 	s := &Store{dir: dir}
 	tmp := filepath.Join(dir, "tmp")
-	s.volumes = shelf[Volume]{dir: filepath.Join(dir, "volumes"), tmp: tmp, prefix: volumePrefix}
-	s.snapshots = shelf[Snapshot]{dir: filepath.Join(dir, "snapshots"), tmp: tmp, prefix: snapshotPrefix}
+	s.volumes = shelf[Volume]{what: "volume", dir: filepath.Join(dir, "volumes"), tmp: tmp, prefix: volumePrefix}
+	s.snapshots = shelf[Snapshot]{what: "snapshot", dir: filepath.Join(dir, "snapshots"), tmp: tmp, prefix: snapshotPrefix}
 	if s.lock, err = lockFile(ctx, filepath.Join(dir, "lock")); err != nil {
 		return nil, fmt.Errorf("open data directory %s: %w", dir, err)
 	}

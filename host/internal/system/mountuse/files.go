@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/internal/procfs"
@@ -37,28 +38,24 @@ func (s *Search) Users(sc *Scene, deep bool) (found []User) {
 	if len(sc.ids) == 0 {
 		return nil
 	}
-	pids := make(chan int)
 	var mu sync.Mutex
-	var workers sync.WaitGroup
-	for range 4 {
-		workers.Go(func() {
-			for pid := range pids {
-				if u := s.bounded(pid, func() *User { return sc.userOf(pid, deep) }); u != nil {
-					mu.Lock()
-					found = append(found, *u)
-					mu.Unlock()
-				}
-			}
-		})
-	}
+	var workers errgroup.Group
+	workers.SetLimit(4)
 	self := os.Getpid()
 	for pid := range sc.Processes {
-		if pid != self && pid != 1 {
-			pids <- pid
+		if pid == self || pid == 1 {
+			continue
 		}
+		workers.Go(func() error {
+			if u := s.bounded(pid, func() *User { return sc.userOf(pid, deep) }); u != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				found = append(found, *u)
+			}
+			return nil
+		})
 	}
-	close(pids)
-	workers.Wait()
+	_ = workers.Wait() // nothing returns an error
 	return found
 }
 
