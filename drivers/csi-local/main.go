@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/driver"
 	"github.com/pannier/pannier/drivers/csi-local/internal/serve"
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
+	"github.com/pannier/pannier/internal/unixsocket"
 )
 
 // version is the driver's own: it does not change with the agent's.
@@ -56,7 +57,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) (err error) {
 	log := hclog.New(&hclog.LoggerOptions{Name: "csi-local", Level: level, Output: stderr, JSONFormat: true})
 
 	// Report a running driver on the socket at once; waiting for the lock of the data directory may take longer.
-	if err := serve.Answers(ctx, cfg.socket); err != nil {
+	if err := unixsocket.Clear(ctx, cfg.socket); err != nil {
 		return err
 	}
 	st, err := store.Open(ctx, cfg.dataDir)

@@ -32,7 +32,7 @@ func TestSecondDriverIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	out := runDriver(t, "-endpoint", r.sock, "-node-id", "n", "-data-dir", filepath.Join(r.dir, "other"))
-	if !strings.Contains(out, "another process serves this socket") {
+	if !strings.Contains(out, "another process already answers") {
 		t.Errorf("same socket: %s", out)
 	}
 	out = runDriver(t, "-endpoint", filepath.Join(r.dir, "other.sock"), "-node-id", "n", "-data-dir", r.data)

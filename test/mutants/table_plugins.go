@@ -287,13 +287,13 @@ var plugins = []mutant{
 	{
 		name: "door-asks-for-itself", promise: "whoever uses Nomad's API may do what the request's token may, and nothing that the plugin may",
 		in: "plugins/nomad-api/internal/nomad", decl: "server.serve",
-		old: "call(api.WithCaller(r.Context(), tokenOf(r)), w, r)",
-		new: "call(map[bool]context.Context{true: r.Context(), false: api.WithCaller(r.Context(), tokenOf(r))}[tokenOf(r) == \"\"], w, r)",
+		old: "call(api.WithCaller(r.Context(), tokenOf(r)), q, r)",
+		new: "call(map[bool]context.Context{true: r.Context(), false: api.WithCaller(r.Context(), tokenOf(r))}[tokenOf(r) == \"\"], q, r)",
 		pkg: "./test/suite/nomad", run: "^TestAWeakTokenThroughTheDoor$/^no_token$",
 	},
 	{
 		name: "waits-beyond-a-swap", promise: "a query of Nomad's API that waits is answered when its process is to end",
-		in: "plugins/nomad-api/internal/nomad", decl: "server.blocking",
+		in: "plugins/nomad-api/internal/nomad", decl: "blocking",
 		old: "	defer context.AfterFunc(s.serving, stop)() //nolint:contextcheck // Serve's, besides the request's\n",
 		new: "",
 		pkg: "./test/suite/nomad", run: "^TestOneHost$/^(volumes|swap)$",

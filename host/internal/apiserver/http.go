@@ -20,7 +20,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/handover"
-	"github.com/pannier/pannier/host/internal/system/unixsocket"
+	"github.com/pannier/pannier/internal/unixsocket"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 

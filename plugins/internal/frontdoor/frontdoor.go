@@ -1,5 +1,5 @@
-// Package frontdoor has what the front doors share: what they do before they are set up, and how they tell who may reach
-// them.
+// Package frontdoor has what the front doors share: what they do before they are set up, and how they tell who may
+// reach them.
 package frontdoor
 
 import (

@@ -143,10 +143,7 @@ func (d *Driver) ControllerExpandVolume(_ context.Context,
 	req *csi.ControllerExpandVolumeRequest,
 ) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
-	switch {
-	case id == "":
-		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
-	case req.GetCapacityRange() == nil:
+	if req.GetCapacityRange() == nil {
 		return nil, status.Error(codes.InvalidArgument, "capacity_range is missing")
 	}
 	if c := req.GetVolumeCapability(); c != nil {

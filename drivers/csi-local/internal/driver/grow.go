@@ -17,10 +17,7 @@ import (
 func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse,
 	error,
 ) {
-	switch {
-	case req.GetVolumeId() == "":
-		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
-	case req.GetVolumePath() == "":
+	if req.GetVolumePath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume_path is missing")
 	}
 	v, end, err := d.begin("NodeExpandVolume", req.GetVolumeId())

@@ -23,10 +23,7 @@ import (
 func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse,
 	error,
 ) {
-	switch {
-	case req.GetVolumeId() == "":
-		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
-	case req.GetStagingTargetPath() == "":
+	if req.GetStagingTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "staging_target_path is missing")
 	}
 	a, err := nodeCapability(req.GetVolumeCapability())

@@ -5,7 +5,6 @@ package serve
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -18,21 +17,16 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/hashicorp/go-hclog"
 	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"github.com/pannier/pannier/internal/unixsocket"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
-// ErrInUse says that another process answers on the socket.
-var ErrInUse = errors.New("another process serves this socket")
-
 const (
 	// maxPath is the longest path of a unix socket, in bytes (sun_path).
 	maxPath = 107
-	// answerWait is how long a socket must accept connections to count as in use: a killed process may leave it,
-	// for a moment, to a child that it was just about to start.
-	answerWait = time.Second
 	// stopWait is how long calls in flight may continue after the server was asked to stop. Their contexts
 	// are then cancelled.
 	stopWait = 10 * time.Second
@@ -61,13 +55,13 @@ func ParseEndpoint(endpoint string) (path string, err error) {
 }
 
 // Listen makes the socket, with mode 0600, and its directory, with mode 0700, if necessary. It removes the socket
-// of a dead process, and fails with ErrInUse if a running one answers. It changes the umask for a moment, so it
-// must be called at the start of a program.
+// of a dead process, and fails with unixsocket.ErrAnswers if a running one has it. It changes the umask for a moment,
+// so it must be called at the start of a program.
 func Listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
 	}
-	if err := removeStale(ctx, path); err != nil {
+	if err := unixsocket.Clear(ctx, path); err != nil {
 		return nil, err
 	}
 	old := syscall.Umask(0o177)
@@ -78,50 +72,6 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return l, nil
-}
-
-func removeStale(ctx context.Context, path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look at the socket: %w", err)
-	}
-	if info.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("%s exists and is not a socket: move it away or choose another endpoint", path)
-	}
-	if err := Answers(ctx, path); err != nil {
-		return err
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the stale socket: %w", err)
-	}
-	return nil
-}
-
-// Answers fails with ErrInUse if a process accepts connections on path.
-func Answers(ctx context.Context, path string) error {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(answerWait); ; {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-		switch {
-		case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
-			return nil // no process listens on it
-		case err == nil:
-			_ = conn.Close() // it was only a test
-		case !errors.Is(err, syscall.EAGAIN): // the queue is full
-			return fmt.Errorf("ask who serves %s: %w", path, err)
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: %w: stop it or choose another endpoint", path, ErrInUse)
-		}
-		select {
-		case <-ctx.Done():
-		case <-tick.C:
-		}
-	}
 }
 
 // Run serves what register adds until ctx ends, and returns when the last call has ended. Mounts stay.

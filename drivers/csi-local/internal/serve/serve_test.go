@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/internal/unixsocket"
 )
 
 func TestParseEndpoint(t *testing.T) {
@@ -53,7 +55,7 @@ func TestListen(t *testing.T) {
 			t.Errorf("%s: %v, %v", p, info.Mode(), err)
 		}
 	}
-	if _, err := Listen(t.Context(), path); !errors.Is(err, ErrInUse) {
+	if _, err := Listen(t.Context(), path); !errors.Is(err, unixsocket.ErrAnswers) {
 		t.Errorf("a second one: %v", err)
 	}
 	// A killed process leaves its socket.

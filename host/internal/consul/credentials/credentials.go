@@ -23,8 +23,8 @@ import (
 	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/host/internal/system/process"
-	"github.com/pannier/pannier/host/internal/system/unixsocket"
 	"github.com/pannier/pannier/internal/procfs"
+	"github.com/pannier/pannier/internal/unixsocket"
 )
 
 const (

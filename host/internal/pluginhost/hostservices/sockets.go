@@ -21,8 +21,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/host/internal/system/process"
-	"github.com/pannier/pannier/host/internal/system/unixsocket"
 	"github.com/pannier/pannier/internal/trusted"
+	"github.com/pannier/pannier/internal/unixsocket"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
 )

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pannier/pannier/host/internal/system/unixsocket"
+	"github.com/pannier/pannier/internal/unixsocket"
 	"github.com/pannier/pannier/sdk/frontend"
 )
 

@@ -14,7 +14,7 @@ import (
 )
 
 // readSelf describes this host's agent, with the little of it that clients use.
-func (s *server) readSelf(ctx context.Context, _ http.ResponseWriter, _ *http.Request) (answer, error) {
+func (s *server) readSelf(ctx context.Context, _ query, _ *http.Request) (answer, error) {
 	m, err := s.api.Agent.Status(ctx, &hostv1.StatusRequest{})
 	if err != nil {
 		return answer{}, err
@@ -38,7 +38,7 @@ func (s *server) readSelf(ctx context.Context, _ http.ResponseWriter, _ *http.Re
 
 // readLeader returns the address of the server that leads. A host that is alone leads, and has no address but the one
 // that the client has reached.
-func (s *server) readLeader(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
+func (s *server) readLeader(ctx context.Context, _ query, r *http.Request) (answer, error) {
 	res, err := s.api.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	if err != nil {
 		return answer{}, err
@@ -52,17 +52,13 @@ func (s *server) readLeader(ctx context.Context, _ http.ResponseWriter, r *http.
 }
 
 // listRegions lists the one region.
-func (s *server) listRegions(context.Context, http.ResponseWriter, *http.Request) (answer, error) {
+func (s *server) listRegions(context.Context, query, *http.Request) (answer, error) {
 	return answer{value: []string{s.config().Region}}, nil
 }
 
 // listNamespaces lists the namespaces with volumes that the caller may see, and the default one. A namespace needs no
 // definition: it is there with the first volume in it.
-func (s *server) listNamespaces(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
+func (s *server) listNamespaces(ctx context.Context, q query, _ *http.Request) (answer, error) {
 	names, err := s.namespaceNames(ctx, q)
 	if err != nil {
 		return answer{}, err
@@ -77,7 +73,7 @@ func (s *server) listNamespaces(ctx context.Context, _ http.ResponseWriter, r *h
 }
 
 // readNamespace reads one namespace.
-func (s *server) readNamespace(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
+func (s *server) readNamespace(ctx context.Context, q query, r *http.Request) (answer, error) {
 	names, err := s.namespaceNames(ctx, query{})
 	if err != nil {
 		return answer{}, err

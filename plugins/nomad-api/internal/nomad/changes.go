@@ -26,8 +26,8 @@ type volumes struct {
 const releaseWait = 30 * time.Second
 
 // registerVolume registers a volume that exists at its driver, or changes the definition of a registered one.
-func (s *server) registerVolume(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	spec, err := s.requested(r)
+func (s *server) registerVolume(ctx context.Context, q query, r *http.Request) (answer, error) {
+	spec, err := requested(q, r)
 	if err != nil {
 		return answer{}, err
 	}
@@ -40,8 +40,8 @@ func (s *server) registerVolume(ctx context.Context, _ http.ResponseWriter, r *h
 
 // createVolume creates a volume. One that exists with another definition gets the new one, as in Nomad: what its driver
 // was told at its creation cannot change.
-func (s *server) createVolume(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	spec, err := s.requested(r)
+func (s *server) createVolume(ctx context.Context, q query, r *http.Request) (answer, error) {
+	spec, err := requested(q, r)
 	if err != nil {
 		return answer{}, err
 	}
@@ -96,11 +96,7 @@ func (s *server) register(ctx context.Context, spec *hostv1.VolumeSpec) (*hostv1
 }
 
 // requested reads the volume of a request.
-func (s *server) requested(r *http.Request) (*hostv1.VolumeSpec, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return nil, err
-	}
+func requested(q query, r *http.Request) (*hostv1.VolumeSpec, error) {
 	var body volumes
 	if err := read(r, &body); err != nil {
 		return nil, err
@@ -114,18 +110,14 @@ func (s *server) requested(r *http.Request) (*hostv1.VolumeSpec, error) {
 // changed answers with a volume after a change.
 func changed(v *hostv1.Volume, warnings []string) answer {
 	return answer{
-		volumes{[]*api.CSIVolume{volumeOf(v)}, strings.Join(warnings, "\n")},
-		&hostv1.ReadMeta{Index: v.GetModifyIndex(), KnownLeader: true},
+		value: volumes{[]*api.CSIVolume{volumeOf(v)}, strings.Join(warnings, "\n")},
+		meta:  &hostv1.ReadMeta{Index: v.GetModifyIndex(), KnownLeader: true},
 	}
 }
 
 // deregisterVolume removes a volume from the ledger and leaves it at its driver. As in Nomad, force removes no claim of
 // a workload that uses the volume: it waits for those that are being released.
-func (s *server) deregisterVolume(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
+func (s *server) deregisterVolume(ctx context.Context, q query, r *http.Request) (answer, error) {
 	force, err := isTrue(r, "force")
 	if err != nil {
 		return answer{}, err
@@ -165,8 +157,8 @@ func (s *server) released(ctx context.Context, q query, id string, until time.Ti
 }
 
 // deleteVolume deletes a volume at its driver. One that is gone is deleted.
-func (s *server) deleteVolume(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, secrets, err := readChange(r)
+func (s *server) deleteVolume(ctx context.Context, q query, r *http.Request) (answer, error) {
+	secrets, err := secretsOf(r)
 	if err != nil {
 		return answer{}, err
 	}

@@ -11,11 +11,7 @@ import (
 
 // detachVolume releases the claims of a volume on a node whose workloads are gone. As in Nomad, one that is in use
 // there is not detached.
-func (s *server) detachVolume(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
+func (s *server) detachVolume(ctx context.Context, q query, r *http.Request) (answer, error) {
 	id, given := r.PathValue("id"), r.URL.Query().Get("node")
 	if given == "" {
 		return answer{}, badRequest("node is missing: the node to detach the volume from")

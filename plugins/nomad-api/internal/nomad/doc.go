@@ -6,6 +6,6 @@
 // alloc.go turn one side's records into the other's.
 //
 // Invariants: every call of the host's API is made with the token of the request that it is for, and with none if that
-// has none; nothing is kept between requests; records are the types of Nomad's client (MPL-2.0), and no other code of Nomad's is
-// used.
+// has none; nothing is kept between requests; records are the types of Nomad's client (MPL-2.0), and no other code of
+// Nomad's is used.
 package nomad

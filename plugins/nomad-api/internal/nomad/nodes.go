@@ -51,39 +51,28 @@ func nodeOf(n *hostv1.Node) node {
 }
 
 // listNodes lists nodes by id.
-func (s *server) listNodes(ctx context.Context, w http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
-	var all []*hostv1.Node
-	meta, err := s.blocking(ctx, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ReadMeta, error) {
-		res, err := s.api.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{Read: read})
-		if err != nil {
-			return nil, err
-		}
-		all = res.GetNodes()
-		return res.GetMeta(), nil
+func (s *server) listNodes(ctx context.Context, q query, _ *http.Request) (answer, error) {
+	res, err := blocking(ctx, s, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ListNodesResponse,
+		error,
+	) {
+		return s.api.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{Read: read})
 	})
 	if err != nil {
 		return answer{}, err
 	}
 	shown := []node{}
-	for _, n := range all {
+	for _, n := range res.GetNodes() {
 		if strings.HasPrefix(nodeID(n.GetName()), q.prefix) {
 			shown = append(shown, nodeOf(n))
 		}
 	}
 	slices.SortFunc(shown, func(a, b node) int { return cmp.Compare(a.ID, b.ID) })
-	return answer{page(w, q, shown, func(n node) string { return n.ID }), meta}, nil
+	shown, next := page(q, shown, func(n node) string { return n.ID })
+	return answer{shown, res.GetMeta(), next}, nil
 }
 
 // readNode reads one node, by its id.
-func (s *server) readNode(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
+func (s *server) readNode(ctx context.Context, q query, r *http.Request) (answer, error) {
 	res, err := s.api.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 	if err != nil {
 		return answer{}, err
@@ -93,17 +82,13 @@ func (s *server) readNode(ctx context.Context, _ http.ResponseWriter, r *http.Re
 	if at < 0 {
 		return answer{}, notFound("node %q not found", want)
 	}
-	var got *hostv1.Node
-	meta, err := s.blocking(ctx, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ReadMeta, error) {
-		res, err := s.api.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: res.GetNodes()[at].GetName(), Read: read})
-		if err != nil {
-			return nil, err
-		}
-		got = res.GetNode()
-		return res.GetMeta(), nil
+	got, err := blocking(ctx, s, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.GetNodeResponse,
+		error,
+	) {
+		return s.api.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: res.GetNodes()[at].GetName(), Read: read})
 	})
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{nodeOf(got), meta}, nil
+	return answer{value: nodeOf(got.GetNode()), meta: got.GetMeta()}, nil
 }

@@ -13,13 +13,9 @@ import (
 )
 
 // listPlugins lists the drivers, which are what Nomad calls plugins.
-func (s *server) listPlugins(ctx context.Context, w http.ResponseWriter, r *http.Request) (answer, error) {
+func (s *server) listPlugins(ctx context.Context, q query, r *http.Request) (answer, error) {
 	if answered, a, err := emptyType(r); answered {
 		return a, err
-	}
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
 	}
 	var all []*hostv1.Driver
 	meta, err := s.blockingDrivers(ctx, q, func(ctx context.Context) (err error) {
@@ -29,8 +25,9 @@ func (s *server) listPlugins(ctx context.Context, w http.ResponseWriter, r *http
 	if err != nil {
 		return answer{}, err
 	}
+	all, next := page(q, all, (*hostv1.Driver).GetId)
 	stubs := make([]*api.CSIPluginListStub, 0, len(all))
-	for _, d := range page(w, q, all, (*hostv1.Driver).GetId) {
+	for _, d := range all {
 		full := pluginOf(d)
 		stubs = append(stubs, &api.CSIPluginListStub{
 			ID: full.ID, Provider: full.Provider, ControllerRequired: full.ControllerRequired,
@@ -39,7 +36,7 @@ func (s *server) listPlugins(ctx context.Context, w http.ResponseWriter, r *http
 			CreateIndex: full.CreateIndex, ModifyIndex: full.ModifyIndex,
 		})
 	}
-	return answer{stubs, meta}, nil
+	return answer{stubs, meta, next}, nil
 }
 
 // drivers returns the drivers whose ids begin with a prefix, by id.
@@ -54,19 +51,26 @@ func (s *server) drivers(ctx context.Context, prefix string) ([]*hostv1.Driver, 
 	return all, nil
 }
 
+// readAt is an answer that has nothing but what it was read from.
+type readAt struct{ *hostv1.ReadMeta }
+
+// GetMeta implements what blocking needs.
+func (at readAt) GetMeta() *hostv1.ReadMeta { return at.ReadMeta }
+
 // blockingDrivers reads drivers, for which the API has no query that waits: it waits for the topic.
 func (s *server) blockingDrivers(ctx context.Context, q query, read func(ctx context.Context) error) (*hostv1.ReadMeta,
 	error,
 ) {
-	return s.blocking(ctx, q, func(ctx context.Context, how *hostv1.ReadOptions) (*hostv1.ReadMeta, error) {
+	at, err := blocking(ctx, s, q, func(ctx context.Context, how *hostv1.ReadOptions) (readAt, error) {
 		waiting, cancel := context.WithTimeout(ctx, cmp.Or(how.GetWait().AsDuration(), defaultWait))
 		defer cancel()
 		index, err := s.awaitDrivers(waiting, how.GetIndex())
 		if err != nil {
-			return nil, err
+			return readAt{}, err
 		}
-		return &hostv1.ReadMeta{Index: index, KnownLeader: true}, read(ctx)
+		return readAt{&hostv1.ReadMeta{Index: index, KnownLeader: true}}, read(ctx)
 	})
+	return at.ReadMeta, err
 }
 
 // awaitDrivers waits until a driver may have changed after an index, or until ctx's deadline, and returns the index
@@ -91,11 +95,7 @@ func (s *server) awaitDrivers(ctx context.Context, after uint64) (index uint64, 
 }
 
 // readPlugin reads one driver.
-func (s *server) readPlugin(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
+func (s *server) readPlugin(ctx context.Context, q query, r *http.Request) (answer, error) {
 	var d *hostv1.Driver
 	meta, err := s.blockingDrivers(ctx, q, func(ctx context.Context) error {
 		res, err := s.api.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: r.PathValue("id")})
@@ -107,7 +107,7 @@ func (s *server) readPlugin(ctx context.Context, _ http.ResponseWriter, r *http.
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{pluginOf(d), meta}, nil
+	return answer{value: pluginOf(d), meta: meta}, nil
 }
 
 // pluginOf shows a driver with what each node has of it. It has no allocations: no workload runs it.

@@ -40,8 +40,15 @@ type query struct {
 	nextToken string
 }
 
-func readQuery(r *http.Request) (q query, err error) {
+// readQuery reads what a request asks for. It refuses one that is for another region.
+func (s *server) readQuery(r *http.Request) (q query, err error) {
 	values := r.URL.Query()
+	if region := values.Get("region"); region != "" && region != s.config().Region {
+		return q, &statusError{
+			code: http.StatusInternalServerError,
+			text: fmt.Sprintf("No path to region %q: this is region %q", region, s.config().Region),
+		}
+	}
 	q = query{
 		namespace: values.Get("namespace"), prefix: values.Get("prefix"), wait: defaultWait,
 		stale: values.Has("stale"), nextToken: values.Get("next_token"),
@@ -76,35 +83,24 @@ func readQuery(r *http.Request) (q query, err error) {
 	return q, nil
 }
 
-// readChange returns what the changes have in common: the query, and a driver's secrets for one call.
-func readChange(r *http.Request) (q query, secrets map[string]string, err error) {
-	if q, err = readQuery(r); err == nil {
-		secrets, err = secretsOf(r)
-	}
-	return q, secrets, err
-}
-
-// page returns one page of a list that is in the order of its keys. The token of a page is the key of its first
-// element, which is in the answer's header.
-func page[T any](w http.ResponseWriter, q query, all []T, key func(T) string) []T {
+// page returns one page of a list that is in the order of its keys, and the token of the next one, which is the key of
+// its first element.
+func page[T any](q query, all []T, key func(T) string) (_ []T, next string) {
 	for len(all) > 0 && key(all[0]) < q.nextToken {
 		all = all[1:]
 	}
 	if q.perPage == 0 || len(all) <= q.perPage {
-		return all
+		return all, ""
 	}
-	w.Header().Set("X-Nomad-Nexttoken", key(all[q.perPage]))
-	return all[:q.perPage]
+	return all[:q.perPage], key(all[q.perPage])
 }
 
 // blocking makes a query of the API, with what the caller wants of it. It waits as the caller does, but for no longer
 // than this process serves: then the answer is what there is, and the client's next query goes to the next process.
-func (s *server) blocking(ctx context.Context, q query,
-	ask func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ReadMeta, error),
-) (*hostv1.ReadMeta, error) {
-	now := func() (*hostv1.ReadMeta, error) {
-		return ask(ctx, &hostv1.ReadOptions{Stale: q.stale})
-	}
+func blocking[A interface{ GetMeta() *hostv1.ReadMeta }](ctx context.Context, s *server, q query,
+	ask func(ctx context.Context, read *hostv1.ReadOptions) (A, error),
+) (A, error) {
+	now := func() (A, error) { return ask(ctx, &hostv1.ReadOptions{Stale: q.stale}) }
 	if q.index == 0 {
 		return now()
 	}
@@ -118,12 +114,12 @@ func (s *server) blocking(ctx context.Context, q query,
 		if left <= 0 {
 			return now()
 		}
-		meta, err := ask(waiting, &hostv1.ReadOptions{Index: q.index, Wait: durationpb.New(left), Stale: q.stale})
+		res, err := ask(waiting, &hostv1.ReadOptions{Index: q.index, Wait: durationpb.New(left), Stale: q.stale})
 		switch {
 		case waiting.Err() != nil && ctx.Err() == nil:
 			return now()
-		case err != nil, meta.GetIndex() != q.index:
-			return meta, err
+		case err != nil, res.GetMeta().GetIndex() != q.index:
+			return res, err
 		}
 	}
 }

@@ -18,11 +18,7 @@ const maxMatches = 20
 
 // search finds ids by their beginning, for a shell's completion. Contexts that have nothing to find here are searched
 // without a result. Of contexts that the caller may not read there is nothing; if it may read none it is refused.
-func (s *server) search(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
+func (s *server) search(ctx context.Context, q query, r *http.Request) (answer, error) {
 	var want struct {
 		Prefix  string
 		Context contexts.Context

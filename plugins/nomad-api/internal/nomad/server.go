@@ -35,14 +35,16 @@ const (
 	minCompressed = 1 << 10
 )
 
-// answer is what a call returns: a value that becomes JSON, and what it was read from.
+// answer is what a call returns: a value that becomes JSON, and what it was read from. next is the token of a list's
+// next page; empty: there is none.
 type answer struct {
 	value any
 	meta  *hostv1.ReadMeta
+	next  string
 }
 
 // call answers one request. The context has the caller's token.
-type call func(ctx context.Context, w http.ResponseWriter, r *http.Request) (answer, error)
+type call func(ctx context.Context, q query, r *http.Request) (answer, error)
 
 // handler has the routes. Nomad takes PUT and POST alike.
 func (s *server) handler() http.Handler {
@@ -83,13 +85,17 @@ func (s *server) handler() http.Handler {
 // serve answers one request.
 func (s *server) serve(w http.ResponseWriter, r *http.Request, call call) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-	a, err := answer{}, s.rightRegion(r)
+	var a answer
+	q, err := s.readQuery(r)
 	if err == nil {
-		a, err = call(api.WithCaller(r.Context(), tokenOf(r)), w, r)
+		a, err = call(api.WithCaller(r.Context(), tokenOf(r)), q, r)
 	}
 	if err != nil {
 		s.refuse(w, r, err)
 		return
+	}
+	if a.next != "" {
+		w.Header().Set("X-Nomad-Nexttoken", a.next)
 	}
 	if a.meta == nil {
 		a.meta = &hostv1.ReadMeta{KnownLeader: true}
@@ -108,17 +114,6 @@ func tokenOf(r *http.Request) string {
 		return ""
 	}
 	return strings.TrimSpace(secret)
-}
-
-// rightRegion refuses a request that is for another region.
-func (s *server) rightRegion(r *http.Request) error {
-	if region := r.URL.Query().Get("region"); region != "" && region != s.config().Region {
-		return &statusError{
-			code: http.StatusInternalServerError,
-			text: fmt.Sprintf("No path to region %q: this is region %q", region, s.config().Region),
-		}
-	}
-	return nil
 }
 
 // write writes an answer as JSON. It fails only if the caller is gone.
@@ -195,7 +190,6 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if code == http.StatusInternalServerError && r.Context().Err() == nil {
 		s.log.Warn("a call failed", "method", r.Method, "call", r.URL.Path, "error", err)
 	}
-	w.Header().Del("X-Nomad-Nexttoken")
 	http.Error(w, text, code)
 }
 

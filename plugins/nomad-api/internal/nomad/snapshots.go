@@ -30,8 +30,8 @@ func snapshotsOf(all []*hostv1.Snapshot, next string) snapshots {
 }
 
 // createSnapshot takes a snapshot of a registered volume.
-func (s *server) createSnapshot(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, secrets, err := readChange(r)
+func (s *server) createSnapshot(ctx context.Context, q query, r *http.Request) (answer, error) {
+	secrets, err := secretsOf(r)
 	if err != nil {
 		return answer{}, err
 	}
@@ -60,8 +60,8 @@ func (s *server) createSnapshot(ctx context.Context, _ http.ResponseWriter, r *h
 }
 
 // deleteSnapshot deletes a snapshot at its driver, by the driver's id or by its name in the namespace.
-func (s *server) deleteSnapshot(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, secrets, err := readChange(r)
+func (s *server) deleteSnapshot(ctx context.Context, q query, r *http.Request) (answer, error) {
+	secrets, err := secretsOf(r)
 	if err != nil {
 		return answer{}, err
 	}
@@ -73,8 +73,8 @@ func (s *server) deleteSnapshot(ctx context.Context, _ http.ResponseWriter, r *h
 }
 
 // listSnapshots lists a page of a driver's snapshots or, if it names no driver, all of all drivers.
-func (s *server) listSnapshots(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, secrets, err := readChange(r)
+func (s *server) listSnapshots(ctx context.Context, q query, r *http.Request) (answer, error) {
+	secrets, err := secretsOf(r)
 	if err != nil {
 		return answer{}, err
 	}

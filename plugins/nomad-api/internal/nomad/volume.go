@@ -21,7 +21,8 @@ func stubOf(v *hostv1.Volume) *api.CSIVolumeListStub {
 		Schedulable: full.Schedulable, PluginID: full.PluginID, Provider: full.Provider,
 		ControllerRequired: full.ControllerRequired, ControllersHealthy: full.ControllersHealthy,
 		ControllersExpected: full.ControllersExpected, NodesHealthy: full.NodesHealthy, NodesExpected: full.NodesExpected,
-		CreateIndex: full.CreateIndex, ModifyIndex: full.ModifyIndex, CreateTime: full.CreateTime, ModifyTime: full.ModifyTime,
+		CreateIndex: full.CreateIndex, ModifyIndex: full.ModifyIndex,
+		CreateTime: full.CreateTime, ModifyTime: full.ModifyTime,
 	}
 }
 

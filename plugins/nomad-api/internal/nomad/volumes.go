@@ -31,13 +31,9 @@ func emptyType(r *http.Request) (answered bool, a answer, err error) {
 }
 
 // listVolumes lists volumes in the order of namespace and id.
-func (s *server) listVolumes(ctx context.Context, w http.ResponseWriter, r *http.Request) (answer, error) {
+func (s *server) listVolumes(ctx context.Context, q query, r *http.Request) (answer, error) {
 	if answered, a, err := emptyType(r); answered {
 		return a, err
-	}
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
 	}
 	all, meta, err := s.volumes(ctx, q)
 	if err != nil {
@@ -51,11 +47,12 @@ func (s *server) listVolumes(ctx context.Context, w http.ResponseWriter, r *http
 			node != "" && !slices.ContainsFunc(v.GetClaims(),
 				func(c *hostv1.Claim) bool { return strings.HasPrefix(nodeID(c.GetNode()), node) })
 	})
+	all, next := page(q, all, volumeKey)
 	stubs := make([]*api.CSIVolumeListStub, 0, len(all))
-	for _, v := range page(w, q, all, volumeKey) {
+	for _, v := range all {
 		stubs = append(stubs, stubOf(v))
 	}
-	return answer{stubs, meta}, nil
+	return answer{stubs, meta, next}, nil
 }
 
 // volumeKey orders volumes, and is the token of the page that begins with one. No namespace has a slash.
@@ -65,46 +62,32 @@ func volumeKey(v *hostv1.Volume) string {
 
 // volumes returns the volumes of a namespace that the caller may see, in the order of their keys.
 func (s *server) volumes(ctx context.Context, q query) (all []*hostv1.Volume, meta *hostv1.ReadMeta, err error) {
-	meta, err = s.blocking(ctx, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ReadMeta, error) {
-		res, err := s.api.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{Namespace: q.namespace, Read: read})
-		if err != nil {
-			return nil, err
-		}
-		all = res.GetVolumes()
-		return res.GetMeta(), nil
+	res, err := blocking(ctx, s, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ListVolumesResponse,
+		error,
+	) {
+		return s.api.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{Namespace: q.namespace, Read: read})
 	})
+	all = res.GetVolumes()
 	slices.SortFunc(all, func(a, b *hostv1.Volume) int { return cmp.Compare(volumeKey(a), volumeKey(b)) })
-	return all, meta, err
+	return all, res.GetMeta(), err
 }
 
 // readVolume reads one volume.
-func (s *server) readVolume(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
-	var got *hostv1.Volume
-	meta, err := s.blocking(ctx, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ReadMeta, error) {
-		res, err := s.api.Volumes.GetVolume(ctx,
+func (s *server) readVolume(ctx context.Context, q query, r *http.Request) (answer, error) {
+	res, err := blocking(ctx, s, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.GetVolumeResponse,
+		error,
+	) {
+		return s.api.Volumes.GetVolume(ctx,
 			&hostv1.GetVolumeRequest{Namespace: q.namespace, Id: r.PathValue("id"), Read: read})
-		if err != nil {
-			return nil, err
-		}
-		got = res.GetVolume()
-		return res.GetMeta(), nil
 	})
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{volumeOf(got), meta}, nil
+	return answer{value: volumeOf(res.GetVolume()), meta: res.GetMeta()}, nil
 }
 
 // listExternal lists a page of the volumes at a driver, registered or not.
-func (s *server) listExternal(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
+func (s *server) listExternal(ctx context.Context, q query, r *http.Request) (answer, error) {
 	plugin := r.URL.Query().Get("plugin_id")
 	if plugin == "" {
 		return answer{}, badRequest("plugin_id is missing")
