@@ -117,24 +117,17 @@ func (r redacting) RoundTrip(req *http.Request) (*http.Response, error) {
 	if len(secrets) == 0 {
 		return res, nil
 	}
-	text, readErr := io.ReadAll(io.LimitReader(res.Body, maxRefusal))
+	text, err := io.ReadAll(io.LimitReader(res.Body, maxRefusal))
 	_ = res.Body.Close()
+	if err != nil {
+		return nil, err
+	}
 	for _, s := range secrets {
 		text = bytes.ReplaceAll(text, []byte(s), []byte("[REDACTED]"))
 	}
-	res.Body = io.NopCloser(io.MultiReader(bytes.NewReader(text), failing{readErr}))
+	res.Body = io.NopCloser(bytes.NewReader(text))
 	res.ContentLength = int64(len(text))
 	return res, nil
-}
-
-// failing is a reader that returns err.
-type failing struct{ err error }
-
-func (f failing) Read([]byte) (int, error) {
-	if f.err == nil {
-		return 0, io.EOF
-	}
-	return 0, f.err
 }
 
 // sentSecrets returns the token of a request, and from its body the JWTs and the headers of checks.

@@ -3,7 +3,6 @@ package consul
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -19,7 +18,6 @@ import (
 
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -113,27 +111,6 @@ func TestRealConsul(t *testing.T) {
 				`"`+c.consul.Name+`"`)
 		})
 	}
-	t.Run("leaderless", func(t *testing.T) {
-		three := consul.Start(t, consul.Options{Servers: 3})
-		three.Kill(1)
-		three.Kill(2)
-		c := three.Service("three", "")
-		deadline := time.Now().Add(time.Minute)
-		for {
-			client, err := p.Client(c, "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = client.KV().Put(&api.KVPair{Key: "k"}, nil)
-			if err = Error(err, c, "write"); err != nil {
-				wantCode(t, err, codes.Unavailable)
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatal("it still has a leader")
-			}
-		}
-	})
 	t.Run("down", func(t *testing.T) {
 		plain.Kill(0)
 		wantCode(t, ask(t.Context(), p, plain.Service("plain", "")), codes.Unavailable, "connection refused",
@@ -314,51 +291,6 @@ func TestFailedHandshake(t *testing.T) {
 	if err := <-ended; err != nil && !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the connection was not closed: %v", err)
 	}
-}
-
-// TestDialling closes a pool while a call waits for a connection attempt.
-func TestDialling(t *testing.T) {
-	before := goleak.IgnoreCurrent()
-	address, dialling := unansweredAddress(t)
-	p := NewPool()
-	ended := make(chan error, 1)
-	go func() { ended <- ask(context.Background(), p, service.Consul{Address: address}) }()
-	check.Eventually(t, "a connection is being made", dialling)
-	check.NoError(t, p.Close())
-	select {
-	case <-ended:
-	case <-time.After(dialTimeout / 2):
-		t.Fatal("the call continues")
-	}
-	goleak.VerifyNone(t, before)
-}
-
-// unansweredAddress returns an address that does not answer connection attempts, because its queue of waiting
-// connections is full. dialling reports whether a connection is being attempted.
-func unansweredAddress(t *testing.T) (address string, dialling func() bool) {
-	t.Helper()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Close(fd) })
-	err = errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(fd, 0))
-	name, err2 := unix.Getsockname(fd)
-	check.NoError(t, errors.Join(err, err2))
-	port := name.(*unix.SockaddrInet4).Port
-	address = fmt.Sprintf("127.0.0.1:%d", port)
-	for range 10 {
-		conn, err := net.DialTimeout("tcp", address, 100*time.Millisecond)
-		if err != nil {
-			return address, func() bool {
-				connections, err := os.ReadFile("/proc/net/tcp")
-				return err == nil && strings.Contains(string(connections), fmt.Sprintf(":%04X 02 ", port)) // SYN_SENT to it
-			}
-		}
-		t.Cleanup(func() { _ = conn.Close() })
-	}
-	t.Fatal("the queue did not fill up")
-	return "", nil
 }
 
 // TestClose closes a pool while a call and a connection attempt are in progress. Both end, and nothing is

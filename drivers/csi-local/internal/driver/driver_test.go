@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -116,10 +115,8 @@ func TestPagesAreTheWholeList(t *testing.T) {
 
 func readID(id string) (string, error) { return id, nil }
 
-// TestPagesOfThousands lists thousands of snapshots in pages. A page costs what it lists, not what there is: a record
-// that cannot be read is an error of its own page only.
-func TestPagesOfThousands(t *testing.T) {
-	const all, limit = 5000, 300
+// A page costs what it lists, not what there is: a record that cannot be read is an error of its own page only.
+func TestDamagedRecordInAPage(t *testing.T) {
 	dir := t.TempDir()
 	st, err := store.Open(t.Context(), dir)
 	if err != nil {
@@ -127,45 +124,17 @@ func TestPagesOfThousands(t *testing.T) {
 	}
 	t.Cleanup(func() { st.Close() })
 	d := New("1", "n", st, hclog.NewNullLogger())
-	want := map[string]bool{}
-	volumes := []string{store.VolumeID("a"), store.VolumeID("b")}
-	for i := range all {
-		id := store.SnapshotID(fmt.Sprint(i))
-		addSnapshot(t, dir, id, fmt.Sprintf(`{"id":%q,"volume_id":%q}`, id, volumes[i%2]))
-		want[id] = true
+	ids := []string{store.SnapshotID("a"), store.SnapshotID("b"), store.SnapshotID("c")}
+	slices.Sort(ids)
+	for _, id := range ids[:2] {
+		addSnapshot(t, dir, id, fmt.Sprintf(`{"id":%q}`, id))
 	}
-	list := func(volume string) map[string]bool {
-		got := map[string]bool{}
-		for token, pages := "", 0; ; pages++ {
-			resp, err := d.ListSnapshots(t.Context(),
-				&csi.ListSnapshotsRequest{MaxEntries: limit, StartingToken: token, SourceVolumeId: volume})
-			if err != nil {
-				t.Fatalf("page %d: %v", pages, err)
-			}
-			for _, e := range resp.GetEntries() {
-				got[e.GetSnapshot().GetSnapshotId()] = true
-			}
-			if token = resp.GetNextToken(); token == "" {
-				return got
-			}
-			if len(resp.GetEntries()) != limit {
-				t.Fatalf("page %d has %d entries", pages, len(resp.GetEntries()))
-			}
-		}
+	addSnapshot(t, dir, ids[2], "{damaged")
+	first, err := d.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: 1})
+	if err != nil || len(first.GetEntries()) != 1 || first.GetNextToken() != ids[0] {
+		t.Errorf("the first page is %v, %v", first, err)
 	}
-	if got := list(""); !maps.Equal(got, want) {
-		t.Errorf("listed %d snapshots of %d", len(got), len(want))
-	}
-	if got := list(volumes[1]); len(got) != all/2 {
-		t.Errorf("listed %d snapshots of one volume, want %d", len(got), all/2)
-	}
-	ids := slices.Sorted(maps.Keys(want))
-	addSnapshot(t, dir, ids[all-1], "{damaged")
-	first, err := d.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: limit})
-	if err != nil || len(first.GetEntries()) != limit {
-		t.Errorf("the first page has %d entries, %v", len(first.GetEntries()), err)
-	}
-	if _, err := d.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: ids[all-2]}); err == nil {
+	if _, err := d.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: ids[1]}); err == nil {
 		t.Error("a record that cannot be read is not reported")
 	}
 }

@@ -1,7 +1,6 @@
 package nomad
 
 import (
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,8 +30,6 @@ const (
 	tokenHeader = "X-Nomad-Token"
 	// maxBody bounds a request, in bytes.
 	maxBody = 1 << 20
-	// minCompressed is the size from which answers are compressed, in bytes.
-	minCompressed = 1 << 10
 )
 
 // answer is what a call returns: a value that becomes JSON, and what it was read from. next is the token of a list's
@@ -127,15 +124,7 @@ func write(w http.ResponseWriter, r *http.Request, value any) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Add("Vary", "Accept-Encoding")
-	if len(text) < minCompressed || !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-		_, _ = w.Write(append(text, '\n'))
-		return
-	}
-	w.Header().Set("Content-Encoding", "gzip")
-	z := gzip.NewWriter(w)
-	_, _ = z.Write(text)
-	_ = z.Close()
+	_, _ = w.Write(append(text, '\n'))
 }
 
 // read reads a request's JSON. Fields that are not known are ignored, as clients of all versions send many.

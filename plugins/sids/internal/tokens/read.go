@@ -94,11 +94,7 @@ func (i *Issuer) list(ctx context.Context, c service.Consul, cluster string) ([]
 }
 
 func toToken(accessor, description string, created time.Time, expires *time.Time) identity.Token {
-	return newToken(accessor, subjectOf(description), created, expires)
-}
-
-func newToken(accessor string, subject identity.Subject, created time.Time, expires *time.Time) identity.Token {
-	out := identity.Token{Accessor: accessor, Subject: subject, CreatedAt: created}
+	out := identity.Token{Accessor: accessor, Subject: subjectOf(description), CreatedAt: created}
 	if expires != nil {
 		out.ExpiresAt = *expires
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -42,7 +43,7 @@ func parse() map[string]*template.Template {
 var funcs = template.FuncMap{
 	"asset": asset, "bytes": size, "ago": ago, "until": until, "left": left, "took": took, "clock": clock, "short": short,
 	"count": count, "percent": percent, "seg": url.PathEscape, "join": strings.Join, "mark": mark, "qualified": qualified,
-	"number": func(n any) string { return group(fmt.Sprint(n)) },
+	"number": commas,
 	"list":   func(values ...any) []any { return values },
 	"dict":   dict, "rate": rate, "int": func(n int32) int { return int(n) }, "more": func(n int) int { return n - shownClaims },
 	"few":         func(claims []*hostv1.Claim) []*hostv1.Claim { return claims[:min(len(claims), shownClaims)] },
@@ -73,26 +74,15 @@ func dict(pairs ...any) map[string]any {
 }
 
 // size shows bytes with a binary unit.
-func size(n any) string {
-	var bytes float64
-	switch v := n.(type) {
-	case int64:
-		bytes = float64(v)
-	case uint64:
-		bytes = float64(v)
-	case int:
-		bytes = float64(v)
+func size(n any) string { return humanize.IBytes(uint64(number(n))) }
+
+// number of a template's value; 0 for anything else.
+func number(v any) float64 {
+	f, err := strconv.ParseFloat(fmt.Sprint(v), 64)
+	if err != nil {
+		return 0
 	}
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
-	at := 0
-	for bytes >= 1024 && at < len(units)-1 {
-		bytes /= 1024
-		at++
-	}
-	if at == 0 || bytes >= 100 {
-		return fmt.Sprintf("%.0f %s", bytes, units[at])
-	}
-	return strings.TrimSuffix(fmt.Sprintf("%.1f", bytes), ".0") + " " + units[at]
+	return f
 }
 
 // roughly shows a duration in its largest unit, so that a page changes rarely.
@@ -170,36 +160,23 @@ func took(d *durationpb.Duration) string {
 // short is the beginning of a checksum.
 func short(sum string) string { return sum[:min(len(sum), 8)] }
 
+// commas is a whole number with commas between thousands.
+func commas(n any) string { return humanize.Comma(int64(number(n))) }
+
 // count is a number with its noun.
 func count(n any, noun string) string {
-	text := fmt.Sprint(n)
-	if text != "1" {
+	if number(n) != 1 {
 		noun += "s"
 	}
-	return group(text) + " " + noun
-}
-
-// group puts a comma between thousands.
-func group(digits string) string {
-	for at := len(digits) - 3; at > 0; at -= 3 {
-		digits = digits[:at] + "," + digits[at:]
-	}
-	return digits
+	return commas(n) + " " + noun
 }
 
 // percent of part in whole, from 0 to 100.
 func percent(part, whole any) int {
-	of := func(v any) float64 {
-		f, err := strconv.ParseFloat(fmt.Sprint(v), 64)
-		if err != nil {
-			return 0
-		}
-		return f
-	}
-	if of(whole) <= 0 {
+	if number(whole) <= 0 {
 		return 0
 	}
-	return int(math.Round(min(max(100*of(part)/of(whole), 0), 100)))
+	return int(math.Round(min(max(100*number(part)/number(whole), 0), 100)))
 }
 
 // rate is how many calls of 100 failed.
