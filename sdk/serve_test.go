@@ -31,7 +31,7 @@ func (o *output) String() string {
 // into go-plugin's pipe, which only a connected host empties. A default logger that it has set stays.
 func TestServedByGoPlugin(t *testing.T) {
 	var log, piped output
-	client, conn, _ := startEmitterWith(t,
+	client, conn, _ := startEmitter(t,
 		&goplugin.ClientConfig{Stderr: &log, SyncStdout: &piped, SyncStderr: &piped})
 	protocol, err := client.Client()
 	if err != nil {

@@ -288,7 +288,8 @@ var plugins = []mutant{
 		name: "door-asks-for-itself", promise: "whoever uses Nomad's API may do what the request's token may, and nothing that the plugin may",
 		in: "plugins/nomad-api/internal/nomad", decl: "server.serve",
 		old: "call(api.WithCaller(r.Context(), tokenOf(r)), q, r)",
-		new: "call(map[bool]context.Context{true: r.Context(), false: api.WithCaller(r.Context(), tokenOf(r))}[tokenOf(r) == \"\"], q, r)",
+		new: "call(map[bool]context.Context{true: r.Context(), " +
+			"false: api.WithCaller(r.Context(), tokenOf(r))}[tokenOf(r) == \"\"], q, r)",
 		pkg: "./test/suite/nomad", run: "^TestAWeakTokenThroughTheDoor$/^no_token$",
 	},
 	{

@@ -113,16 +113,12 @@ func (r redacting) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil || res.StatusCode < http.StatusBadRequest {
 		return res, err
 	}
-	secrets := sentSecrets(req)
-	if len(secrets) == 0 {
-		return res, nil
-	}
 	text, err := io.ReadAll(io.LimitReader(res.Body, maxRefusal))
 	_ = res.Body.Close()
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range secrets {
+	for _, s := range sentSecrets(req) {
 		text = bytes.ReplaceAll(text, []byte(s), []byte("[REDACTED]"))
 	}
 	res.Body = io.NopCloser(bytes.NewReader(text))

@@ -147,7 +147,14 @@ type dialer struct {
 func (d *dialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := d.bounded(ctx)
 	defer cancel()
-	return d.connect(ctx, network, address)
+	if path, ok := strings.CutPrefix(d.consul.Address, "unix://"); ok {
+		network, address = "unix", path
+	}
+	raw, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &pooledConn{Conn: raw, forget: context.AfterFunc(d.pool, func() { _ = raw.Close() })}, nil
 }
 
 func (d *dialer) dialTLS(ctx context.Context, network, address string) (net.Conn, error) {
@@ -164,7 +171,7 @@ func (d *dialer) dialTLS(ctx context.Context, network, address string) (net.Conn
 	}
 	ctx, cancel := d.bounded(ctx)
 	defer cancel()
-	raw, err := d.connect(ctx, network, address)
+	raw, err := d.dial(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -184,22 +191,7 @@ func (d *dialer) bounded(ctx context.Context) (context.Context, context.CancelFu
 	return ctx, func() { stop(); cancel() }
 }
 
-func (d *dialer) connect(ctx context.Context, network, address string) (net.Conn, error) {
-	if path, ok := strings.CutPrefix(d.consul.Address, "unix://"); ok {
-		network, address = "unix", path
-	}
-	raw, err := new(net.Dialer).DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	return d.hold(raw), nil
-}
-
-// hold closes a connection when the pool is closed, even if it is in use.
-func (d *dialer) hold(raw net.Conn) net.Conn {
-	return &pooledConn{Conn: raw, forget: context.AfterFunc(d.pool, func() { _ = raw.Close() })}
-}
-
+// pooledConn is closed when the pool is closed, even if it is in use.
 type pooledConn struct {
 	net.Conn
 	forget func() bool

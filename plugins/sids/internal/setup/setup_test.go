@@ -377,8 +377,7 @@ func TestKeysAreReplaced(t *testing.T) {
 	w.mayLogIn(next, "default", "web", true)
 }
 
-// TestForeign refuses objects of others, and then changes nothing.
-// The policy is for all hosts: what one of them needs stays.
+// TestNodeRights: the policy is for all hosts, and what one of them needs stays.
 func TestNodeRights(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -410,6 +409,7 @@ func TestNodeRights(t *testing.T) {
 	}
 }
 
+// TestForeign refuses objects of others, and then changes nothing.
 func TestForeign(t *testing.T) {
 	t.Parallel()
 	for what, prepare := range map[string]func(w *world) error{

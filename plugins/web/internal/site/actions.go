@@ -43,7 +43,8 @@ var actions = map[string]action{
 		do: func(ctx context.Context, host *api.Client, t target) error {
 			ctx, cancel := context.WithTimeout(ctx, detachWait)
 			defer cancel()
-			res, err := host.Volumes.DetachVolume(ctx, &hostv1.DetachVolumeRequest{Namespace: t.Namespace, Id: t.ID, Node: t.Node})
+			res, err := host.Volumes.DetachVolume(ctx,
+				&hostv1.DetachVolumeRequest{Namespace: t.Namespace, Id: t.ID, Node: t.Node})
 			if connect.CodeOf(err) == connect.CodeDeadlineExceeded {
 				return nil // the release goes on, and the volume's page shows it
 			}
