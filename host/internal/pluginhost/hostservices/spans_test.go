@@ -62,7 +62,7 @@ func TestSpansOfAPlugin(t *testing.T) {
 	}
 	const id, parent = "0123456789abcdef0123456789abcdef", "0123456789abcdef"
 	for _, bad := range []string{
-		"", "00", "00-" + id + "-" + parent, "01-" + id + "-" + parent + "-01", "00-" + id + "-" + parent + "-xx",
+		"", "00", "00-" + id + "-" + parent, "ff-" + id + "-" + parent + "-01", "00-" + id + "-" + parent + "-xx",
 		"00-" + strings.Repeat("0", 32) + "-" + parent + "-01", "00-" + id + "-" + strings.Repeat("z", 16) + "-01",
 	} {
 		if in := validate(bad, 1); in.IsValid() {
