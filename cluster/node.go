@@ -34,6 +34,8 @@ type Config struct {
 	// BootstrapExpect is how many servers form the cluster: 1 for a single host. With 0 this server forms none,
 	// and waits to be added to one.
 	BootstrapExpect int
+	// ElectionTimeout is how long servers wait for a leader (raftnode.Config); 0: the default.
+	ElectionTimeout time.Duration
 	// Streams connect to the other servers, and Members says where they are. Both nil: there are no others.
 	// Streams are closed with the node, Members are not.
 	Streams raftnode.Streams
@@ -116,7 +118,8 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	n.raft, err = raftnode.Open(raftnode.Config{ //nolint:contextcheck // it runs until Close, longer than ctx
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
-		Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet, Known: n.registered, Autopilot: n.Autopilot, Report: n.report,
+		ElectionTimeout: cfg.ElectionTimeout, Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet, Known: n.registered,
+		Autopilot: n.Autopilot, Report: n.report,
 		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex,
 		Logger: log.Named("raft"),
 	})

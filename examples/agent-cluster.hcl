@@ -31,6 +31,7 @@ tls {
 server {
   enabled          = true # false: a node only
   bootstrap_expect = 3    # default: 1
+  election_timeout = "500ms"
   heartbeat_ttl    = "30s"
   stop_after       = "60s"
   stop_margin      = "30s"

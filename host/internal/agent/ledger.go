@@ -45,7 +45,8 @@ func (k *ledgerKeeper) openLedger(ctx context.Context, join func(*cluster.Config
 	}
 	cfg := cluster.Config{
 		Dir: filepath.Join(k.cfg.DataDir, "ledger"), Name: k.cfg.Name,
-		BootstrapExpect: k.cfg.Server.BootstrapExpect, Key: key.Bytes(), Logger: k.log.Named("ledger"),
+		BootstrapExpect: k.cfg.Server.BootstrapExpect, ElectionTimeout: k.cfg.Server.ElectionTimeout,
+		Key: key.Bytes(), Logger: k.log.Named("ledger"),
 	}
 	join(&cfg)
 	node, err := cluster.Open(ctx, cfg)

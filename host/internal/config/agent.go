@@ -91,6 +91,8 @@ type Server struct {
 	// BootstrapExpect is how many servers form a new ledger; 0: this one never does, and waits to be added to a
 	// cluster.
 	BootstrapExpect int
+	// ElectionTimeout is how long servers wait for a leader; 0: the ledger's default.
+	ElectionTimeout time.Duration
 	// Liveness has the timeouts for nodes while this server leads.
 	Liveness claim.Liveness
 }

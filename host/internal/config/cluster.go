@@ -34,7 +34,8 @@ func (l *loader) clusterBlocks(s *section, dir string) {
 	s.gossipKey(dir, &a.Gossip)
 	s.block("server", keys{
 		"enabled": &a.Server.Enabled, "bootstrap_expect": number(0, claim.MaxServers, &a.Server.BootstrapExpect),
-		"heartbeat_ttl": &live.HeartbeatTTL, "stop_after": &live.StopAfter, "stop_margin": &live.Margin,
+		"election_timeout": electionTimeout(&a.Server.ElectionTimeout),
+		"heartbeat_ttl":    &live.HeartbeatTTL, "stop_after": &live.StopAfter, "stop_margin": &live.Margin,
 	})
 	tls := cmp.Or(a.TLS, &pki.Files{})
 	if s.block("tls", keys{
@@ -54,6 +55,17 @@ func (l *loader) clusterBlocks(s *section, dir string) {
 	in := s.block("ledger_encryption", keys{"key_file": file(dir, &a.Ledger.File)})
 	if in != nil && !in.has("key_file") {
 		in.fail("key_file", "is required: %s", howToMakeKey)
+	}
+}
+
+// electionTimeout reads how long servers wait for a leader. Until its end nobody can claim a volume.
+func electionTimeout(dst *time.Duration) func(*section, string) {
+	const shortest, longest = 50 * time.Millisecond, 10 * time.Second
+	return func(s *section, name string) {
+		s.duration(name, dst)
+		if *dst != 0 && (*dst < shortest || *dst > longest) {
+			s.fail(name, "%s to %s is required, not %s", shortest, longest, *dst)
+		}
 	}
 }
 

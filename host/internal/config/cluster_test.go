@@ -40,6 +40,7 @@ ports {
 }
 server {
   bootstrap_expect = 3
+  election_timeout = "2s"
   heartbeat_ttl    = "10s"
 }
 tls {
@@ -73,7 +74,7 @@ gc { node_threshold = "1h" }
 	want := part{
 		TLS: pki.Files{CA: dir + "/ca.pem", Cert: "/c.pem", Key: dir + "/k.pem"},
 		Server: Server{
-			Enabled: true, BootstrapExpect: 3,
+			Enabled: true, BootstrapExpect: 3, ElectionTimeout: 2 * time.Second,
 			Liveness: claim.Liveness{HeartbeatTTL: 10 * time.Second, StopAfter: 20 * time.Second, Margin: 15 * time.Second},
 		},
 		Autopilot: claim.Autopilot{
@@ -142,6 +143,7 @@ func TestBadClusters(t *testing.T) {
 		"server {\n  bootstrap_expect = 0\n}\n" + tlsBlock,
 		`2: retry_join: is required where bootstrap_expect = 0: such a server waits until the others add it; name one of them`,
 		"server {\n  bootstrap_expect = 16\n}", `2: server: bootstrap_expect: a whole number from 0 to 15 is required`,
+		"server {\n  election_timeout = \"1m\"\n}", `2: server: election_timeout: 50ms to 10s is required, not 1m0s`,
 		"name = \"a_b\"\n" + tlsBlock, `1: name: "a_b" may not have _ in a cluster; write - in its place`,
 		tlsBlock + "acl {\n  socket_root = true\n}",
 		`8: acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token`,

@@ -119,7 +119,8 @@ func (c *Cluster) Add(name string, server bool) *testhost.Host {
 }
 
 func (c *Cluster) serverBlock(name string) string {
-	block := fmt.Sprintf("bootstrap_expect = %d\n%s", c.opts.Servers, c.opts.ServerConfig)
+	// The election timeout is short, since most tests wait for a leader.
+	block := fmt.Sprintf("bootstrap_expect = %d\nelection_timeout = \"300ms\"\n%s", c.opts.Servers, c.opts.ServerConfig)
 	if c.opts.ServerConfigOf != nil {
 		block += "\n" + c.opts.ServerConfigOf(name)
 	}
