@@ -84,7 +84,7 @@ type Config struct {
 type Authority struct {
 	Config
 
-	overlap, untold time.Duration
+	overlap, untold, rotateLongest time.Duration
 
 	tokens  kmutex.Locks[string] // by id
 	revokes *rate.Limiter        // limits the sweep
@@ -102,7 +102,7 @@ type Authority struct {
 func New(cfg Config) *Authority {
 	return &Authority{
 		Config:  cfg,
-		overlap: failpoint.Shorter(keyOverlap), untold: keyUntold,
+		overlap: failpoint.Shorter(keyOverlap), untold: keyUntold, rotateLongest: rotateLongest,
 		revokes:  rate.NewLimiter(revokePerSecond, revokeParallel),
 		doubtful: map[string]bool{},
 	}

@@ -108,7 +108,7 @@ func (a *Authority) LeadRotation(ctx context.Context) {
 			again = time.After(max(time.Until(wait.until), rotateFirst))
 		default:
 			again = time.After(pause)
-			pause = min(2*pause, rotateLongest)
+			pause = min(2*pause, a.rotateLongest)
 		}
 		if err != nil || !rotates {
 			select {

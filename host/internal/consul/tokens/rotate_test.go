@@ -69,6 +69,7 @@ const loginConsul = "login"
 // formRotators forms the servers. The auth method has what method returns.
 func formRotators(t *testing.T, overlap time.Duration, method func(w *rotators) consul.JWTMethod) *rotators {
 	t.Helper()
+	t.Parallel()
 	w := &rotators{t: t, overlap: overlap, all: map[string]*rotator{}, consul: consul.Start(t, consul.Options{ACL: true})}
 	w.plugins = sids(t)
 	w.sealer = check.Must(secrets.Open(filepath.Join(t.TempDir(), "secrets.key")))(t)
@@ -99,7 +100,7 @@ func (r *rotator) open() {
 		},
 		KeySets: r.others, Events: events.New(100), Log: hclog.NewNullLogger(),
 	})
-	a.overlap = r.w.overlap
+	a.overlap, a.rotateLongest = r.w.overlap, rotateFirst
 	r.mu.Lock()
 	r.authority = a
 	r.mu.Unlock()

@@ -46,6 +46,7 @@ func TestMain(m *testing.M) {
 			hostMain(os.Args[2], os.Args[3])
 		}
 	}
+	check.SideBySide(8) // they mostly wait for processes
 	goleak.VerifyTestMain(m)
 }
 
@@ -68,6 +69,7 @@ func driverMain(args []string) {
 		}
 		held = f
 	}
+	dataDir := filepath.Join(filepath.Dir(strings.TrimPrefix(*endpoint, "unix://")), "../..")
 	switch mode := trailer(); {
 	case mode == "hang":
 		time.Sleep(time.Hour) // Go ends a process in which nothing can happen any more
@@ -81,15 +83,14 @@ func driverMain(args []string) {
 	case mode == "not ready":
 		d.notReady = true
 	case strings.HasPrefix(mode, "slow "):
-		time.Sleep(slowStart)
 		d.version = strings.TrimPrefix(mode, "slow ")
+		awaitFile(context.Background(), filepath.Join(dataDir, d.version))
 	case mode == "die":
 		fmt.Fprintln(os.Stderr, "this build is broken")
 		os.Exit(3)
 	case mode == "die later":
 		go func() {
-			<-probed
-			time.Sleep(50 * time.Millisecond) // its health is seen first
+			awaitFile(context.Background(), filepath.Join(dataDir, "may-die"))
 			os.Exit(4)
 		}()
 	case mode != "":
@@ -117,11 +118,6 @@ func driverMain(args []string) {
 var (
 	eaten []byte   // of the driver
 	held  *os.File // by the driver
-)
-
-var (
-	probed    = make(chan struct{}) // closed by its first Probe
-	wasProbed = sync.OnceFunc(func() { close(probed) })
 )
 
 // trailer returns what withTrailer has put at the end of this program.
@@ -172,7 +168,6 @@ func (d *csiDriver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*
 }
 
 func (d *csiDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	wasProbed()
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(!d.notReady)}, nil
 }
 
@@ -191,19 +186,20 @@ func (d *csiDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitie
 	return resp, nil
 }
 
-// NodePublishVolume takes as long as the volume's id says.
+// NodePublishVolume waits for the file that the volume's id names.
 func (*csiDriver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest,
 ) (*csi.NodePublishVolumeResponse, error) {
-	long, err := time.ParseDuration(req.GetVolumeId())
-	if err != nil {
-		return nil, err
+	return &csi.NodePublishVolumeResponse{}, awaitFile(ctx, req.GetVolumeId())
+}
+
+func awaitFile(ctx context.Context, path string) error {
+	for ctx.Err() == nil {
+		if _, err := os.Stat(path); err == nil {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
 	}
-	select {
-	case <-time.After(long):
-		return &csi.NodePublishVolumeResponse{}, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	return ctx.Err()
 }
 
 // serve runs a driver in the test's process, like a driver that the operator runs.
@@ -483,8 +479,13 @@ func supervised(id string, args ...string) Spec {
 	return Spec{ID: id, Command: append([]string{self, "a-csi-driver"}, args...), HealthTimeout: time.Minute}
 }
 
-// shortDir returns a data directory whose path leaves room for a socket.
+// shortDir returns a data directory whose path leaves room for a socket. Its test runs beside others.
 func shortDir(t *testing.T) string {
+	t.Parallel()
+	return tempDir(t)
+}
+
+func tempDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "drv")
 	if err != nil {
 		t.Fatal(err)

@@ -39,42 +39,39 @@ func twice(t *testing.T, change func(*Spec)) (h *host, file string, spec Spec) {
 	return h, file, spec
 }
 
-// publish makes a call that takes so long, on a connection of its own.
-func publish(ctx context.Context, d Driver, long time.Duration) error {
+// publish makes a call that takes until a file exists, on a connection of its own.
+func publish(ctx context.Context, d Driver, until string) error {
 	conn, err := grpc.NewClient(d.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	_, err = csi.NewNodeClient(conn).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: long.String()})
+	_, err = csi.NewNodeClient(conn).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: until})
 	return err
 }
 
-// underCalls makes calls until stop, which returns how many there were, and the longest.
-func (h *host) underCalls() (stop func() (n int, longest time.Duration)) {
+// underCalls makes calls until stop, which returns how many there were.
+func (h *host) underCalls() (stop func() (n int)) {
 	ctx, cancel := context.WithCancel(h.t.Context())
 	var wg sync.WaitGroup
 	var n int
-	var longest time.Duration
 	wg.Go(func() {
 		for ctx.Err() == nil {
 			d, err := h.Get("a")
-			began := time.Now()
 			if err == nil && !d.Healthy {
 				err = errors.New(d.Message)
 			}
 			if err == nil {
-				err = publish(h.t.Context(), d, time.Millisecond)
+				err = publish(h.t.Context(), d, h.dataDir)
 			}
 			if err != nil {
 				h.t.Errorf("a call failed: %v", err)
 				return
 			}
 			n++
-			longest = max(longest, time.Since(began))
 		}
 	})
-	return func() (int, time.Duration) { cancel(); wg.Wait(); return n, longest }
+	return func() int { cancel(); wg.Wait(); return n }
 }
 
 // running lists the processes of the driver's program.
@@ -104,9 +101,6 @@ func (h *host) onlyRuns(pid int) {
 	h.t.Errorf("processes %v run, want %d alone", now, pid)
 }
 
-// slowStart is how long a slow program takes to start: longer than any call on a busy machine.
-const slowStart = 4 * time.Second
-
 // A new program that is slow to start takes over next to the old one: no call fails, none waits for the start, and one
 // that is in flight ends in the old process.
 func TestProgramTakesOverBesideTheOld(t *testing.T) {
@@ -114,26 +108,30 @@ func TestProgramTakesOverBesideTheOld(t *testing.T) {
 	first, err := h.Get("a")
 	check.NoError(t, err)
 	calls := h.underCalls()
-	for _, version := range []string{"2.0", "3.0"} {
+	for n, version := range []string{"2.0", "3.0"} {
 		install(t, file, "slow "+version, false)
+		end := filepath.Join(h.dataDir, "end-"+version)
 		inFlight := make(chan error, 1)
-		go func() { inFlight <- publish(t.Context(), first, slowStart+1500*time.Millisecond) }()
+		go func() { inFlight <- publish(t.Context(), first, end) }()
+		check.Eventually(t, "it is tried", func() bool { return len(h.happened("trying")) > n })
+		for range 20 {
+			check.NoError(t, publish(t.Context(), first, h.dataDir))
+		}
+		check.NoError(t, os.WriteFile(filepath.Join(h.dataDir, version), nil, 0o600))
 		next := h.version(version)
 		if next.PID == first.PID || !alive(first.PID) {
 			t.Errorf("%+v follows %+v, which is alive: %v", next, first, alive(first.PID))
 		}
+		check.NoError(t, os.WriteFile(end, nil, 0o600))
 		check.NoError(t, <-inFlight)
 		h.onlyRuns(next.PID)
 		s := next.Swaps[len(next.Swaps)-1]
-		if !s.Overlap || s.Refused || s.Rollback || s.Took < slowStart || s.From != first.Program || s.To != next.Program {
+		if !s.Overlap || s.Refused || s.Rollback || s.Took <= 0 || s.From != first.Program || s.To != next.Program {
 			t.Errorf("recorded %+v", s)
 		}
 		first = next
 	}
-	n, longest := calls()
-	if n < 100 || longest > slowStart*3/4 {
-		t.Errorf("%d calls, the longest took %s", n, longest)
-	}
+	calls()
 	h.mustNotHaveHappened("unhealthy")
 	if first.Restarts != 2 || first.CrashLoop {
 		t.Errorf("got %+v", first)
@@ -141,7 +139,7 @@ func TestProgramTakesOverBesideTheOld(t *testing.T) {
 	// A crash is followed by a start of the same program, and the endpoint leads to it.
 	check.NoError(t, syscall.Kill(first.PID, syscall.SIGKILL))
 	again := h.wait("a", "started again", func(d Driver) bool { return d.Healthy && d.PID != first.PID })
-	check.NoError(t, publish(t.Context(), again, 0))
+	check.NoError(t, publish(t.Context(), again, h.dataDir))
 	install(t, file, "5.0", false)
 	h.onlyRuns(h.version("5.0").PID)
 }
@@ -157,7 +155,6 @@ func TestBadProgramBesideTheOld(t *testing.T) {
 		"no stats":   "node VolumeStats false, not true",
 	} {
 		t.Run(trailer, func(t *testing.T) {
-			t.Parallel()
 			h, file, spec := twice(t, func(s *Spec) { s.HealthTimeout = 3 * time.Second })
 			first, err := h.Get("a")
 			check.NoError(t, err)
@@ -172,10 +169,10 @@ func TestBadProgramBesideTheOld(t *testing.T) {
 				!strings.Contains(s.Why, want) || !strings.Contains(d.ProgramProblem, "is refused") {
 				t.Errorf("got %+v, want %q", d, want)
 			}
-			if n, longest := calls(); trailer != "steal" && (n < 5 || longest > spec.HealthTimeout*3/4) {
-				t.Errorf("%d calls, the longest took %s", n, longest)
+			if n := calls(); n == 0 && trailer != "steal" {
+				t.Error("no call was made")
 			}
-			check.NoError(t, publish(t.Context(), d, 0))
+			check.NoError(t, publish(t.Context(), d, h.dataDir))
 			h.onlyRuns(first.PID)
 			h.mustNotHaveHappened("unhealthy")
 			h.mustHaveHappened("trying", "refused")
@@ -201,6 +198,7 @@ func TestProgramThatTookOverIsRolledBack(t *testing.T) {
 	first, err := h.Get("a")
 	check.NoError(t, err)
 	install(t, file, "die later", false)
+	h.mayDie(first.Program)
 	d := h.wait("a", "rolled back", func(d Driver) bool {
 		n := len(d.Swaps)
 		return n > 0 && d.Swaps[n-1].Rollback && d.Healthy && d.Program == first.Program
@@ -216,14 +214,15 @@ func TestProgramThatTookOverIsRolledBack(t *testing.T) {
 func TestKillOfTheHostWithTwoProcesses(t *testing.T) {
 	for name, trailer := range map[string]string{"while one is tried": "hang", "while one ends": "2.0"} {
 		t.Run(name, func(t *testing.T) {
-			h, file, spec := twice(t, nil)
+			// The next host tries the program that hangs once more.
+			h, file, spec := twice(t, func(s *Spec) { s.HealthTimeout = 3 * time.Second })
 			first, err := h.Get("a")
 			check.NoError(t, err)
 			check.NoError(t, h.Close(false))
 			cmd := hostProcess(t, h.dataDir, spec)
 			ctx, cancel := context.WithCancel(t.Context())
 			inFlight := make(chan error, 1)
-			go func() { inFlight <- publish(ctx, first, time.Minute) }()
+			go func() { inFlight <- publish(ctx, first, "never") }()
 			t.Cleanup(func() { cancel(); <-inFlight })
 			install(t, file, trailer, false)
 			rec := awaitRecord(t, h, func(r record) bool {
@@ -243,7 +242,7 @@ func TestKillOfTheHostWithTwoProcesses(t *testing.T) {
 				t.Errorf("got %+v, want %+v", d, rec.Launch)
 			}
 			again.onlyRuns(d.PID)
-			check.NoError(t, publish(t.Context(), d, 0))
+			check.NoError(t, publish(t.Context(), d, h.dataDir))
 			install(t, file, "3.0", false)
 			d = again.version("3.0")
 			cancel() // the call in flight

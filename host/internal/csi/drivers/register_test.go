@@ -10,7 +10,7 @@ import (
 )
 
 func registered(id, socket string) Spec {
-	return Spec{ID: id, Endpoint: socket, HealthTimeout: 300 * time.Millisecond}
+	return Spec{ID: id, Endpoint: socket, HealthTimeout: 2 * time.Second}
 }
 
 func TestRegisterAndDeregister(t *testing.T) {
@@ -174,7 +174,7 @@ func TestStoppedDriverIsDeregistered(t *testing.T) {
 	h.setUsers()
 	begin := time.Now()
 	h.waitGone("r")
-	if took := time.Since(begin); took < 200*time.Millisecond {
+	if took := time.Since(begin); took < time.Second {
 		t.Errorf("deregistered after %s, before the health timeout", took)
 	}
 	h.mustHaveHappened("healthy", "unhealthy", "kept", "healthy", "unhealthy", "deregistered")
@@ -204,7 +204,6 @@ func TestUnreadyDriverIsUnhealthyNotGone(t *testing.T) {
 	socket := filepath.Join(h.dataDir, "r.sock")
 	serve(t, socket, &csiDriver{notReady: true})
 	spec := registered("r", socket)
-	spec.HealthTimeout = 50 * time.Millisecond
 	d, err := h.Register(t.Context(), spec)
 	if err != nil || d.Healthy || d.Message != "the driver is not ready" {
 		t.Fatalf("got %+v, %v", d, err)
