@@ -1,4 +1,4 @@
-// Package procfs reads what /proc says about processes and threads (proc(5)).
+// Package procfs reads what /proc says about processes and threads (proc(5)), and /sys about loop devices.
 package procfs
 
 import (
@@ -146,4 +146,21 @@ func MountNamespace(dir string) (uint64, error) {
 func Command(pid int) string {
 	name, _ := os.ReadFile(Dir(pid) + "/comm")
 	return strings.TrimSpace(string(name))
+}
+
+// LoopFiles returns the files of the machine's loop devices, by the devices' names. " (deleted)" follows the path of a
+// deleted file. A machine keeps its unused loop devices, a thousand perhaps. /proc/partitions has only those in use.
+func LoopFiles() map[string]string {
+	files := map[string]string{}
+	partitions, _ := os.ReadFile(Root + "/partitions")
+	for line := range strings.Lines(string(partitions)) {
+		fields := strings.Fields(line)
+		if len(fields) != 4 || !strings.HasPrefix(fields[3], "loop") {
+			continue
+		}
+		if text, err := os.ReadFile("/sys/block/" + fields[3] + "/loop/backing_file"); err == nil {
+			files[fields[3]] = strings.TrimSpace(string(text))
+		}
+	}
+	return files
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/hostpath"
 	"github.com/pannier/pannier/test/lib/testbin"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // TestConformance runs the conformance kit on csi-bridge, with the bundled driver and with one that attaches. The kit
@@ -125,16 +127,11 @@ func releaseBelow(t *testing.T, dir string) {
 			t.Error(err)
 		}
 	}
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		t.Error(err)
-	}
-	for _, file := range files {
-		backing, err := os.ReadFile(file)
-		if err != nil || !strings.HasPrefix(string(backing), dir+"/") {
-			continue // detached meanwhile, or not one of this test
+	for name, file := range procfs.LoopFiles() {
+		if !strings.HasPrefix(file, dir+"/") {
+			continue // not one of this test
 		}
-		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(file)))
+		device := "/dev/" + name
 		if out, err := exec.Command("losetup", "-d", device).CombinedOutput(); err != nil {
 			t.Errorf("detach %s: %v: %s", device, err, out)
 		}

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/docker"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // host is the agent of the demo and the directory with all its files.
@@ -290,13 +292,9 @@ func (h *host) nothingLeft(children map[string]int) error {
 	if err := h.noMounts(); err != nil {
 		return err
 	}
-	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return err
-	}
-	for _, path := range backing {
-		if raw, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(raw), h.dir) {
-			return fmt.Errorf("%s holds %s", path, strings.TrimSpace(string(raw)))
+	for name, file := range procfs.LoopFiles() {
+		if strings.HasPrefix(file, h.dir) {
+			return fmt.Errorf("%s holds %s", name, file)
 		}
 	}
 	return h.noBigFiles()

@@ -82,7 +82,7 @@ func TestOneCallDeletesOnce(t *testing.T) {
 }
 
 func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Response, error)) {
-	t.Parallel()
+	check.Parallel(t)
 	authority := pkitest.New(t)
 	port, err := transport.Open(t.Context(),
 		transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
@@ -101,7 +101,7 @@ func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Respo
 		},
 	}})
 	check.NoError(t, err)
-	leader := openAnother(t, func(c *Config) {
+	leader := openHost(t, func(c *Config) {
 		c.Port, c.Ledger, c.SocketRoot = port, server, true
 		c.ACL = acl.NewResolver(acl.Here{Ledger: server}, 0, c.Logger)
 		if here {
@@ -113,7 +113,7 @@ func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Respo
 	check.NoError(t, err)
 	asked := leader
 	if !here {
-		asked = openAnother(t, func(c *Config) { c.Leader = way })
+		asked = openHost(t, func(c *Config) { c.Leader = way })
 	}
 	client := asked.with(t, manager.GetSecret())
 

@@ -38,7 +38,7 @@ type askers struct {
 }
 
 func newAskers(t *testing.T) *askers {
-	t.Parallel()
+	check.Parallel(t)
 	return &askers{ca: pkitest.New(t), members: map[string]discovery.Member{}}
 }
 
@@ -87,7 +87,7 @@ func (a *askers) join(t *testing.T, name string, role pki.Role) *host {
 	port, certs := a.listen(t, name, role)
 	dialer := transport.NewDialer(certs)
 	t.Cleanup(func() { check.NoError(t, dialer.Close()) })
-	h := openAnother(t, func(c *Config) {
+	h := openHost(t, func(c *Config) {
 		c.Name, c.Port, c.Discovery, c.Plugins = name, port, knownAgents{askers: a}, pluginsOf{host: name}
 		c.Patient = func() doctor.Patient { return doctor.Patient{} }
 		c.Agents = dialer.Agents(func(name string) (string, pki.Role, bool) {
@@ -392,7 +392,7 @@ func TestAnotherNodeDoesNotAnswer(t *testing.T) {
 		wantError(t, err, connect.CodeFailedPrecondition, `node "down" cannot be asked`, `agent of "selfish" speaks for itself`)
 	}
 	// And a host that is alone.
-	_, err = openAnother(t).client.Agent.Status(asker.ctx, &hostv1.StatusRequest{Node: "server"})
+	_, err = openHost(t).client.Agent.Status(asker.ctx, &hostv1.StatusRequest{Node: "server"})
 	wantError(t, err, connect.CodeFailedPrecondition, `ask node "server"`, "alone")
 }
 

@@ -62,7 +62,7 @@ func (d *deposed) Stats() cluster.Stats { return cluster.Stats{LeaderName: d.lea
 // TestDeposedLeader: a server that stops leading before it has answered a call discards its answer, and the next
 // leader answers, whether the call came from its caller or was forwarded by another agent.
 func TestDeposedLeader(t *testing.T) {
-	t.Parallel()
+	check.Parallel(t)
 	authority := pkitest.New(t)
 	listen := func(name string) (*transport.Port, reach) {
 		port, err := transport.Open(t.Context(),
@@ -85,11 +85,11 @@ func TestDeposedLeader(t *testing.T) {
 	check.NoError(t, err)
 
 	newPort, newLeader := listen("new")
-	openAnother(t, func(c *Config) { c.Port, c.Ledger = newPort, leader })
+	openHost(t, func(c *Config) { c.Port, c.Ledger = newPort, leader })
 	was := &deposed{leader: "new"}
 	oldPort, oldLeader := listen("old")
-	old := openAnother(t, func(c *Config) { c.Port, c.Ledger, c.Leader = oldPort, follower, routeTo(was, newLeader) })
-	asked := openAnother(t, func(c *Config) { c.Leader = routeTo(&deposed{leader: "old"}, oldLeader, newLeader) })
+	old := openHost(t, func(c *Config) { c.Port, c.Ledger, c.Leader = oldPort, follower, routeTo(was, newLeader) })
+	asked := openHost(t, func(c *Config) { c.Leader = routeTo(&deposed{leader: "old"}, oldLeader, newLeader) })
 
 	for _, row := range []struct {
 		what string

@@ -361,13 +361,7 @@ func (noTokens) OnNode(context.Context, string) ([]claim.Token, error) { return 
 
 func openHost(t *testing.T, change ...func(c *Config)) *host {
 	t.Helper()
-	t.Parallel()
-	return openAnother(t, change...)
-}
-
-// openAnother opens one more host of the same test.
-func openAnother(t *testing.T, change ...func(c *Config)) *host {
-	t.Helper()
+	check.Parallel(t)
 	dir := t.TempDir()
 	h := &host{
 		fake: &storageFake{volumes: map[string]storage.CreateRequest{}, fail: map[string]error{}, caps: allCaps()},

@@ -77,7 +77,7 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	leader := openHost(t)
 	leader.putNode(t, "known-to-the-leader")
 	e := &elsewhere{socket: leader.cfg.Socket}
-	h := openAnother(t, func(c *Config) { c.Leader = e.route() })
+	h := openHost(t, func(c *Config) { c.Leader = e.route() })
 	get := func(read *hostv1.ReadOptions) error {
 		_, err := h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "known-to-the-leader", Read: read})
 		return err
@@ -134,7 +134,7 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 func TestNoRequestGoesRound(t *testing.T) {
 	first, second := &elsewhere{}, &elsewhere{}
 	a := openHost(t, func(c *Config) { c.Leader = first.route() })
-	b := openAnother(t, func(c *Config) { c.Leader = second.route() })
+	b := openHost(t, func(c *Config) { c.Leader = second.route() })
 	first.socket, second.socket = b.cfg.Socket, a.cfg.Socket
 	done := make(chan error, 1)
 	go func() {

@@ -206,7 +206,7 @@ func TestWhoMayCall(t *testing.T) {
 	}
 
 	const group, gid = "daemon", 1
-	shared := openAnother(t, func(c *Config) { c.Group = group })
+	shared := openHost(t, func(c *Config) { c.Group = group })
 	info, err := os.Stat(shared.cfg.Socket)
 	if check.NoError(t, err); info.Sys().(*syscall.Stat_t).Gid != gid {
 		t.Errorf("the socket is of group %d", info.Sys().(*syscall.Stat_t).Gid)

@@ -17,6 +17,8 @@ import (
 
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // propagation: containers see a volume that is mounted after their start's mount namespace was made, and the host what
@@ -68,18 +70,10 @@ func (p *Patient) loopDevices(context.Context) []Finding {
 
 // orphanLoops are loop devices whose file in the data directory was deleted, and that nothing has mounted.
 func (p *Patient) orphanLoops(context.Context) []Finding {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return one(Fail, err.Error(), "")
-	}
 	var problems []Finding
-	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			continue // it was detached
-		}
-		backing, deleted := strings.CutSuffix(strings.TrimSpace(string(text)), " (deleted)")
-		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(f)))
+	for name, file := range procfs.LoopFiles() {
+		backing, deleted := strings.CutSuffix(file, " (deleted)")
+		device := "/dev/" + name
 		if !deleted || !mountuse.Within(backing, p.dataDir()) || p.mounts.uses(device) {
 			continue
 		}
@@ -87,7 +81,7 @@ func (p *Patient) orphanLoops(context.Context) []Finding {
 			Status: Warn, Command: "losetup -d " + device,
 			Why: fmt.Sprintf("%s is of %s, which was deleted, and keeps its space", device, backing),
 			fix: func(ctx context.Context) error {
-				if now, err := os.ReadFile(f); err != nil || string(now) != string(text) {
+				if procfs.LoopFiles()[name] != file {
 					return errors.New("it was detached meanwhile")
 				}
 				return run(ctx, "losetup", "-d", device)

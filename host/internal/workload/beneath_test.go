@@ -75,7 +75,6 @@ func TestFilesBeneathAMount(t *testing.T) {
 func TestFilesInTheWayOfAStart(t *testing.T) {
 	for name, block := range map[string]bool{"target": false, "staging": false, "block device": true} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			want := spec("w", "a")
 			if block {

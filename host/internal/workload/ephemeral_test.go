@@ -150,7 +150,6 @@ func TestTheHostEndsWithAnEphemeralVolume(t *testing.T) {
 	for _, how := range []string{"killed", "closed"} {
 		for label, stop := range points {
 			t.Run(how+" at "+label, func(t *testing.T) {
-				t.Parallel()
 				h := newHost(t)
 				h.volume(t, full, "a")
 				s := ephemeral("a")

@@ -33,7 +33,6 @@ func TestForcedRelease(t *testing.T) {
 		"it hangs": func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			h.volume(t, full, "a")
 			h.on("unpublish:before", 0, stuck)

@@ -35,6 +35,7 @@ func TestMain(m *testing.M) {
 	if arg := os.Getenv(envChild); arg != "" {
 		beChild(arg)
 	}
+	check.SideBySide(6) // they mostly wait for the disk
 	goleak.VerifyTestMain(m)
 }
 
@@ -121,9 +122,10 @@ func openJournal(dir string) (*journal.Journal, error) {
 	}
 }
 
-// newHost starts a host in a directory of its own.
+// newHost starts a host in a directory of its own. Its test runs beside others.
 func newHost(t *testing.T) *host {
 	t.Helper()
+	check.Parallel(t)
 	h := prepareHost(t, newDir(t))
 	h.open(t)
 	return h

@@ -392,7 +392,8 @@ func TestRunningAfterTheEnd(t *testing.T) {
 
 // No descriptor of a workload stays open after its end.
 func TestDescriptorsAreClosed(t *testing.T) {
-	h, owner := newHost(t), os.Getpid()
+	h, owner := prepareHost(t, newDir(t)), os.Getpid() // not beside others
+	h.open(t)
 	before := descriptors(t)
 	for range 3 {
 		p := runScript(t, true, idle)

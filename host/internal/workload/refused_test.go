@@ -55,7 +55,6 @@ func TestWhatConsulRefusedIsNotUndone(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			h.volume(t, full, "a")
 			c.plan(h)

@@ -84,7 +84,6 @@ func TestTheHostEndsInTheMiddle(t *testing.T) {
 	}
 	for how, interrupt := range interruptions {
 		at := func(t *testing.T, label string, stop bool) {
-			t.Parallel()
 			h := newHost(t)
 			h.volume(t, full, "a")
 			h.volume(t, staged, "b")

@@ -49,7 +49,6 @@ func TestTheHostEndsInTheMiddleOfServices(t *testing.T) {
 	}
 	for how, interrupt := range interruptions {
 		at := func(t *testing.T, label string, stop bool) {
-			t.Parallel()
 			h := newHost(t)
 			h = interrupt(t, h, child{Dir: h.dir, Spec: s, Label: label, Stop: stop})
 			if stop {
@@ -176,7 +175,6 @@ func TestServicesAreRepairedAfterARestart(t *testing.T) {
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			before := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
 			check.NoError(t, c.spoil(h, before))

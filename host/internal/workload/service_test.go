@@ -185,7 +185,6 @@ func TestAStepOfAServiceGoesWrong(t *testing.T) {
 		for way, c := range ways {
 			for _, life := range []time.Duration{0, time.Hour} {
 				t.Run(fmt.Sprintf("%s %s, life %s", call, way, life), func(t *testing.T) {
-					t.Parallel()
 					h := newHost(t)
 					h.consul.life = life
 					h.volume(t, full, "a")
@@ -235,7 +234,6 @@ func TestCallsToConsulAreRetried(t *testing.T) {
 		for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted} {
 			for _, when := range []string{"before", "after"} {
 				t.Run(fmt.Sprint(call, " ", code, " ", when), func(t *testing.T) {
-					t.Parallel()
 					h := newHost(t)
 					for n := 1; n <= 3; n++ {
 						h.on(call+":"+when, n, fail(code))

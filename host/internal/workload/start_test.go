@@ -269,7 +269,6 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 // A start that had succeeded is reported as failed if the workload was stopped before the caller was told: it has no
 // mounts any more.
 func TestStoppedBeforeTheAnswer(t *testing.T) {
-	t.Parallel()
 	h := newHost(t)
 	h.volume(t, full, "a")
 	stop := sync.OnceFunc(func() {

@@ -99,7 +99,6 @@ func (h *host) givenUp(t *testing.T, call string) {
 func TestCallThatIsNeverAnswered(t *testing.T) {
 	for _, call := range []string{"stage", "publish"} {
 		t.Run(call, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			h.settles(time.Hour)
 			h.givenUp(t, call)
@@ -139,7 +138,6 @@ func TestCallThatIsRepeated(t *testing.T) {
 	for _, call := range []string{"stage", "publish"} {
 		for code, waits := range map[codes.Code]bool{codes.Internal: false, codes.Unavailable: true} {
 			t.Run(call+" "+code.String(), func(t *testing.T) {
-				t.Parallel()
 				h := newHost(t)
 				h.settles(time.Hour)
 				h.volume(t, full, "a")
@@ -164,7 +162,6 @@ func TestCallThatIsRepeated(t *testing.T) {
 func TestKilledInTheMiddleOfACall(t *testing.T) {
 	for _, call := range []string{"stage", "publish"} {
 		t.Run(call, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			h.settles(time.Hour)
 			h.volume(t, full, "a")
@@ -194,7 +191,6 @@ func TestKilledInTheMiddleOfACall(t *testing.T) {
 func TestDriverChangesBeforeACall(t *testing.T) {
 	for nth, call := range []string{"stage", "publish"} {
 		t.Run(call, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			h.volume(t, full, "a")
 			before, after := driverProcess(t), driverProcess(t)

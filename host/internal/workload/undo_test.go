@@ -42,7 +42,6 @@ func TestAStepGoesWrong(t *testing.T) {
 	for stepName, undoing := range undone {
 		for way, c := range ways {
 			t.Run(stepName+" "+way, func(t *testing.T) {
-				t.Parallel()
 				h := newHost(t)
 				h.volume(t, full, "a")
 				h.volume(t, staged, "b")
@@ -93,7 +92,6 @@ func TestDelayedClaim(t *testing.T) {
 	t.Parallel()
 	for _, after := range []string{"end", "detached", "freed"} {
 		t.Run(after, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			h.volume(t, full, "a")
 			h.on("claim:before", 1, fail(codes.DeadlineExceeded)) // it is still on its way
@@ -150,7 +148,6 @@ func TestUndoIsRepeatedUntilItWorks(t *testing.T) {
 	for _, kind := range []string{"end", "unpublish", "unstage", "detached", "freed"} {
 		for _, when := range []string{"before", "after"} {
 			t.Run(kind+" "+when, func(t *testing.T) {
-				t.Parallel()
 				h := newHost(t)
 				h.volume(t, full, "a")
 				h.volume(t, full, "b")

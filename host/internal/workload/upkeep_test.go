@@ -77,7 +77,6 @@ func TestRenewalDoesNotWaitForTheNextCheck(t *testing.T) {
 func TestARenewalThatFails(t *testing.T) {
 	for _, call := range []string{"intend", "derive", "read", "bootstrap"} {
 		t.Run(call, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			h.services.Limits.Look, h.services.Limits.ReadBack, h.services.Limits.Bootstrap = 5*time.Millisecond,
 				300*time.Millisecond, 300*time.Millisecond
@@ -129,7 +128,6 @@ func TestTheHostEndsInTheMiddleOfAReplacement(t *testing.T) {
 		"revoke:before", "revoke:after",
 	} {
 		t.Run(label, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			h.services.Limits.Look, h.services.Limits.ReadBack = 5*time.Millisecond, 300*time.Millisecond
 			h.start(t, withServices(spec("w"), sidecar("web")))
@@ -155,7 +153,6 @@ func TestAStopInTheMiddleOfAReplacement(t *testing.T) {
 		"revoke:before",
 	} {
 		t.Run(label, func(t *testing.T) {
-			t.Parallel()
 			h := newHost(t)
 			h.services.Limits.Look, h.services.Limits.ReadBack = 5*time.Millisecond, 300*time.Millisecond
 			h.start(t, withServices(spec("w"), sidecar("web")))

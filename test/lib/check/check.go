@@ -90,6 +90,16 @@ func Stop(t testing.TB, pid int) {
 	})
 }
 
+// Parallel lets a test run beside others, as t.Parallel does. What a test opens calls it, more than once perhaps.
+func Parallel(t *testing.T) {
+	t.Helper()
+	if _, again := parallel.LoadOrStore(t, true); !again {
+		t.Parallel()
+	}
+}
+
+var parallel sync.Map // of *testing.T
+
 // SideBySide sets how many of a package's tests run in parallel, unless the flag -test.parallel does; a child
 // process with this one's arguments does the same. A TestMain whose tests mostly wait calls it; the default is the
 // number of processors.

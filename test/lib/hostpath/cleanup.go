@@ -4,12 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // cleanUp unmounts everything below dir and detaches the loop devices of files there. It continues after a
@@ -37,23 +38,10 @@ func unmountBelow(dir string) error {
 
 // detachBelow reads from sysfs which file each loop device has.
 func detachBelow(dir string) error {
-	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return err
-	}
 	var errs []error
-	for _, path := range backing {
-		name, err := os.ReadFile(path)
-		if err != nil {
-			continue // detached since the listing
-		}
-		// The kernel appends " (deleted)" to the path of a deleted file.
-		if !strings.HasPrefix(string(name), dir+"/") {
-			continue
-		}
-		device := filepath.Join("/dev", filepath.Base(filepath.Dir(filepath.Dir(path))))
-		if err := detach(device); err != nil {
-			errs = append(errs, err)
+	for name, file := range procfs.LoopFiles() {
+		if strings.HasPrefix(file, dir+"/") {
+			errs = append(errs, detach("/dev/"+name))
 		}
 	}
 	return errors.Join(errs...)

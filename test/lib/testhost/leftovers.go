@@ -13,6 +13,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // Mounts lists what is mounted below the host's directory.
@@ -47,14 +49,10 @@ func (h *Host) VolumeMounts() []string {
 // Loops lists the loop devices whose file is below the host's directory.
 func (h *Host) Loops() []string {
 	h.t.Helper()
-	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		h.t.Fatal(err)
-	}
 	var out []string
-	for _, path := range paths {
-		if raw, err := os.ReadFile(path); err == nil && bytes.HasPrefix(raw, []byte(h.Dir+"/")) {
-			out = append(out, "/dev/"+strings.Split(path, "/")[3])
+	for name, file := range procfs.LoopFiles() {
+		if strings.HasPrefix(file, h.Dir+"/") {
+			out = append(out, "/dev/"+name)
 		}
 	}
 	return out

@@ -481,11 +481,7 @@ func supervised(id string, args ...string) Spec {
 
 // shortDir returns a data directory whose path leaves room for a socket. Its test runs beside others.
 func shortDir(t *testing.T) string {
-	t.Parallel()
-	return tempDir(t)
-}
-
-func tempDir(t *testing.T) string {
+	check.Parallel(t)
 	dir, err := os.MkdirTemp("", "drv")
 	if err != nil {
 		t.Fatal(err)

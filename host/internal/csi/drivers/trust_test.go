@@ -35,7 +35,7 @@ func asStranger(t *testing.T, script string) {
 // publicDir is a directory that all users can pass.
 func publicDir(t *testing.T) string {
 	t.Helper()
-	dir := tempDir(t)
+	dir := shortDir(t)
 	check.NoError(t, os.Chmod(dir, 0o755))
 	return dir
 }
@@ -153,7 +153,7 @@ func TestDriverAboveItsLimits(t *testing.T) {
 
 	modest := supervised("b")
 	modest.Limits = process.Limits{Memory: 128 << 20, OpenFiles: 100}
-	h = open(t, tempDir(t), modest)
+	h = open(t, shortDir(t), modest)
 	pid := h.healthy("b").PID
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
 	check.NoError(t, err)

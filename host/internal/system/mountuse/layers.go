@@ -10,6 +10,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // A layer is a mount that does not show a volume but writes to it: an overlay with a directory of the volume, or a file
@@ -20,7 +22,7 @@ func (s *Scene) findLayers() {
 	if len(s.Places) == 0 && len(s.Copies) == 0 {
 		return
 	}
-	s.loops = loopFiles()
+	s.loops = procfs.LoopFiles()
 	on := map[uint64]string{} // by file system that is a layer: the scene's path
 	for found := true; found; {
 		found = false
@@ -134,22 +136,10 @@ func stacked(dir string) (numbers []uint64) {
 	return numbers
 }
 
-// loopFiles returns the files of the machine's loop devices, by the devices' names. One that was deleted is named too.
-func loopFiles() map[string]string {
-	files := map[string]string{}
-	attributes, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, file := range attributes {
-		if text, err := os.ReadFile(file); err == nil {
-			name := strings.Split(file, "/")[3]
-			files[name] = strings.TrimSuffix(strings.TrimSpace(string(text)), " (deleted)")
-		}
-	}
-	return files
-}
-
 // findLoops adds the loop devices whose file is in a place or a copy of this namespace, or is one of the block devices.
 func (s *Scene) findLoops() {
 	for name, backing := range s.loops {
+		backing = strings.TrimSuffix(backing, " (deleted)")
 		path := s.blocks[nodeNumber(backing)]
 		if path == "" {
 			path = s.around(backing, s.own)
