@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -222,44 +223,61 @@ func (m *faultyMesh) revokeFile(path string) {
 func TestMeshClocksDiffer(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, byLogin, "", testhost.LocalDriver(t))
-	punctual := m.Agent
-	m.Agent = skewed(t, 40*time.Second)
+	skew := skewed(t, m.Host)
+	skew(40 * time.Second)
 	m.open()
 	volume(m.Host, drivers[0], "data", "single-node-writer", "")
 	spec := m.faultyWorkload("w")
 	m.works(spec)
 	m.Stop()
-	for _, skew := range []time.Duration{10 * time.Minute, -10 * time.Minute} {
-		m.Agent = skewed(t, skew)
+	for _, by := range []time.Duration{10 * time.Minute, -10 * time.Minute} {
+		skew(by)
 		m.Start()
 		m.Refused(4, []string{"clocks of this host and of Consul's servers"}, "workload", "start", spec)
 		m.nothingAtAll()
 		m.Stop()
 	}
-	m.Agent = punctual
+	skew(0)
 	m.Start()
 	m.works(spec)
 }
 
-// skewed builds an agent that signs JWTs by a clock that differs from the machine's.
-func skewed(t *testing.T, by time.Duration) string {
+// skewed gives a host an agent that signs JWTs by a clock that differs from the machine's by what skew sets.
+func skewed(t *testing.T, h *testhost.Host) (skew func(by time.Duration)) {
 	t.Helper()
 	dir := t.TempDir()
-	signing := filepath.Join(testbin.Root(), "host/internal/consul/tokens/jwt.go")
-	source, err := os.ReadFile(signing)
+	tokens := filepath.Join(testbin.Root(), "host/internal/consul/tokens")
+	source, err := os.ReadFile(filepath.Join(tokens, "jwt.go"))
 	must(t, err)
-	changed := strings.ReplaceAll(string(source), "time.Now()", fmt.Sprintf("time.Now().Add(%d)", by))
+	changed := strings.ReplaceAll(string(source), "time.Now()", "skewed()")
 	if changed == string(source) {
-		t.Fatalf("%s reads no clock", signing)
+		t.Fatal("jwt.go reads no clock")
 	}
-	must(t, os.WriteFile(filepath.Join(dir, "jwt.go"), []byte(changed), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "overlay.json"),
-		fmt.Appendf(nil, `{"Replace": {%q: %q}}`, signing, filepath.Join(dir, "jwt.go")), 0o600))
-	out := filepath.Join(dir, "pannier-agent")
-	cmd := exec.Command("go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", out, "./"+pannierAgent)
+	replace := map[string]string{}
+	for name, text := range map[string]string{"jwt.go": changed, "skewed.go": fmt.Sprintf(`package tokens
+		import ("os"; "time")
+		func skewed() time.Time {
+			text, _ := os.ReadFile(%q)
+			by, err := time.ParseDuration(string(text))
+			if err != nil {
+				panic(err)
+			}
+			return time.Now().Add(by)
+		}`, filepath.Join(dir, "skew"))} {
+		replace[filepath.Join(tokens, name)] = filepath.Join(dir, name)
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
+	h.Agent = filepath.Join(dir, "pannier-agent")
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"), "-o", h.Agent,
+		"./"+pannierAgent)
 	cmd.Dir = testbin.Root()
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build with another clock: %v\n%s", err, msg)
 	}
-	return out
+	return func(by time.Duration) {
+		must(t, os.WriteFile(filepath.Join(dir, "skew"), []byte(by.String()), 0o600))
+	}
 }

@@ -40,10 +40,20 @@ func TestChangedConfigUnderLoad(t *testing.T) {
 			l := startLoad(t, s, 400)
 			want := newConfig
 			if changed == newConfig {
-				await(t, s, "fixture", func(st supervisor.Status) bool { return st.PID != 0 && st.PID != pid })
+				waitFor(t, "the new configuration is used", func() bool {
+					return mustCall(t, s, "fixture", "")["config"] == newConfig
+				})
+				if st := status(t, s, "fixture"); st.PID == pid {
+					t.Errorf("the old process, %d, has the new configuration", pid)
+				}
 			} else {
 				want = oldConfig
-				st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.ConfigProblem != "" })
+				st := await(t, s, "fixture", func(st supervisor.Status) bool {
+					return st.ConfigProblem != "" || st.PID != pid && st.LastError != ""
+				})
+				if st.PID != pid {
+					t.Fatalf("the old process, %d, does not serve: %+v", pid, st)
+				}
 				waitFor(t, "an event says it", func() bool { return w.count(supervisor.EventConfigRefused) > 0 })
 				for _, part := range []string{"/etc/pannier/a.hcl:7: ", `key "wrong" is not known`, "changed config", "is used"} {
 					if !strings.Contains(st.ConfigProblem, part) {

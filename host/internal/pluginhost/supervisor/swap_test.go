@@ -24,7 +24,7 @@ var bad = []string{
 	"exit", "hang", "garbage", "plain", "other-certificate", "wrong-kind", "unwell", "refuses", "exit-in-configure",
 }
 
-// load calls the plugin from several goroutines until it is stopped, and counts failures.
+// load calls the plugin from several goroutines until it is stopped, and counts failures. Its calls end with the test.
 type load struct {
 	calls, failed atomic.Int64
 	mu            sync.Mutex
@@ -49,7 +49,7 @@ func startLoad(t *testing.T, s *supervisor.Supervisor, rate int) *load {
 				case <-tick.C:
 				}
 				began := time.Now()
-				err := l.one(s)
+				err := l.one(t.Context(), s)
 				l.note(time.Since(began), err)
 			}
 		})
@@ -59,8 +59,8 @@ func startLoad(t *testing.T, s *supervisor.Supervisor, rate int) *load {
 }
 
 // one makes one call on a newly acquired generation, and repeats it where the host does.
-func (l *load) one(s *supervisor.Supervisor) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+func (l *load) one(ctx context.Context, s *supervisor.Supervisor) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	acquire := s.AcquireCall
 	for {
