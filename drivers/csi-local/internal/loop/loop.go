@@ -41,19 +41,24 @@ const deleted = " (deleted)"
 
 // Find returns all loop devices that image is attached to, sorted by path. A deleted image is recognised by its path.
 func Find(image string) ([]Device, error) {
-	names, err := os.ReadDir("/sys/block")
+	// A machine keeps its unused loop devices. /proc/partitions has those in use.
+	partitions, err := os.ReadFile("/proc/partitions")
 	if err != nil {
 		return nil, fmt.Errorf("list block devices: %w", err)
 	}
 	var found []Device
-	for _, name := range names {
-		path, err := backing(name.Name())
+	for line := range strings.Lines(string(partitions)) {
+		fields := strings.Fields(line)
+		if len(fields) != 4 || !strings.HasPrefix(fields[3], "loop") {
+			continue
+		}
+		path, err := backing(fields[3])
 		// The image's name is unique. Checking it first avoids opening other devices, which would make them busy for a
 		// moment.
 		if err != nil || filepath.Base(strings.TrimSuffix(path, deleted)) != filepath.Base(image) {
 			continue
 		}
-		f, dev, err := open("/dev/"+name.Name(), image)
+		f, dev, err := open("/dev/"+fields[3], image)
 		if errors.Is(err, errNotOurs) {
 			continue
 		}

@@ -25,7 +25,7 @@ import (
 )
 
 // sideBySide is the number of parallel tests. They mostly wait for processes.
-const sideBySide = 4
+const sideBySide = 6
 
 func TestMain(m *testing.M) {
 	check.SideBySide(sideBySide)
