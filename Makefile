@@ -105,7 +105,7 @@ demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and 
 	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"
 
 # Clusters of real agents have elections and timeouts, and a Chromium gives up connections, on a busy machine. Their
-# tests run one package after the other, after all other tests; and so do those that give a plugin in an interpreted
+# tests run two packages at a time, after all other tests; and so do those that give a plugin in an interpreted
 # language ten seconds to start, and a driver ten for a call.
 CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/security test/suite/dockervolume test/suite/browser
 ALONE    := $(CLUSTERS) examples/plugins plugins/csi-bridge
@@ -118,11 +118,11 @@ LONGEST := test/suite/e2e test/suite/crash
 test: export TMPDIR = $(firstword $(wildcard /dev/shm) /tmp)
 test: hostpath consul node-plugin python-plugin ## Run all tests (root, for those of mounts)
 	$(GO_TEST) $(AT_ONCE) $(LONGEST:%=./%) $$(go list $(PACKAGES) | grep -v -F -x $(ALONE:%=-e github.com/pannier/pannier/%))
-	$(GO_TEST) -p 1 $(ALONE:%=./%)
+	$(GO_TEST) -p 2 $(ALONE:%=./%)
 
 .PHONY: test-cluster
 test-cluster: ## Run the tests of clusters only: several hosts, each in a network of its own (root)
-	$(GO_TEST) -p 1 $(CLUSTERS:%=./%)
+	$(GO_TEST) -p 2 $(CLUSTERS:%=./%)
 
 .PHONY: quick
 quick: ## Build everything and run the fast tests: no root, no servers, under a minute (the inner loop)

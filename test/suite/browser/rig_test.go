@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -68,6 +69,11 @@ func newRig(t *testing.T, config string) *rig {
 	r.AwaitDrivers()
 	r.Run("acl", "policy", "apply", "web", r.Write("web.policy", docpages.Block(t, "web.md", "policy", "web")))
 	r.Eventually("the plugin has its token", func() error {
+		conn, err := net.Dial("tcp", r.address)
+		if err != nil {
+			return err
+		}
+		conn.Close()
 		v := r.visit(t, "")
 		if res, text := v.post("/sign-in", url.Values{"form": {v.form}, "token": {r.manager}}); res.StatusCode != http.StatusSeeOther {
 			return fmt.Errorf("sign in: %s: %s", res.Status, text)

@@ -137,7 +137,6 @@ func run(t *testing.T, r *rig) {
 		"type=volume,volume-driver=pannier,source=data,destination=/data", image, "cat", "/data/file"); got != "kept\n" {
 		t.Errorf("the second container reads %q", got)
 	}
-	r.held(t, "data") // for a moment
 	r.awaitFree(t, "data")
 	r.NothingInUse()
 	r.rm(t, "c1")
