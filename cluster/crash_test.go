@@ -74,7 +74,7 @@ func changeUntilKilled(dir, round string) error {
 		}()
 	}
 	go func() {
-		for {
+		for ; ; time.Sleep(time.Millisecond) { // snapshots of one index in one millisecond would have one name
 			if err := n.Snapshot(); err != nil {
 				failed <- err
 				return
