@@ -114,8 +114,6 @@ ALONE    := $(CLUSTERS) examples/plugins plugins/csi-bridge
 LONGEST := test/suite/e2e test/suite/crash
 
 .PHONY: test
-# The hosts of tests write much that nobody reads again. In memory nothing waits for the disk.
-test: export TMPDIR = $(firstword $(wildcard /dev/shm) /tmp)
 test: hostpath consul node-plugin python-plugin ## Run all tests (root, for those of mounts)
 	$(GO_TEST) $(AT_ONCE) $(LONGEST:%=./%) $$(go list $(PACKAGES) | grep -v -F -x $(ALONE:%=-e github.com/pannier/pannier/%))
 	$(GO_TEST) -p 2 $(ALONE:%=./%)

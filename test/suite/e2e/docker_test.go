@@ -121,21 +121,15 @@ func dockerReadOnly(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	h.NothingInUse()
 }
 
-// device is where containers have a block device: one below /dev/shm, where tests may run, has no device files.
-const device = "/dev/raw"
-
-func atDevice(h *testhost.Host, flags string) string {
-	return strings.ReplaceAll(flags, ":"+h.Path("mnt")+":", ":"+device+":")
-}
-
 func dockerBlock(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	h.Run("volume", "create", h.Write("raw.hcl", volumeSpec(drivers[0], "raw", "single-node-writer", "block-device", "")))
+	device := h.Path("mnt")
 	write := "printf block | dd of=" + device + " conv=notrunc,fsync"
-	flags := atDevice(h, h.Run("workload", "start", "-o", "docker", workload(h, "w", "raw", "")))
+	flags := h.Run("workload", "start", "-o", "docker", workload(h, "w", "raw", ""))
 	d.Run(t, container(flags, "--rm", image, "sh", "-c", "test -b "+device+" && "+write)...)
 	h.Run("workload", "stop", "w")
 	h.NothingInUse()
-	flags = atDevice(h, h.Run("workload", "start", "-o", "docker", workload(h, "r", "raw", "read_only = true")))
+	flags = h.Run("workload", "start", "-o", "docker", workload(h, "r", "raw", "read_only = true"))
 	if got := d.Run(t, container(flags, "--rm", image, "head", "-c", "5", device)...); got != "block" {
 		t.Errorf("the next container reads %q", got)
 	}
@@ -323,13 +317,13 @@ func dockerDriver(t *testing.T, d *docker.Daemon) {
 	h.NothingInUse()
 
 	h.Run("volume", "create", h.Write("raw.hcl", volumeSpec(drivers[0], "raw", "single-node-writer", "block-device", "")))
-	onHost := h.Path("mnt")
-	if err := os.Remove(onHost); err != nil { // an earlier run may have left a directory
+	device := h.Path("mnt")
+	if err := os.Remove(device); err != nil { // an earlier run may have left a directory
 		t.Fatal(err)
 	}
 	raw := workload(h, "b", "raw", "")
-	h.Run("workload", "run", raw, "--", "sh", "-c", "printf block | dd of="+onHost+" conv=notrunc status=none")
-	flags = atDevice(h, h.Run("workload", "start", "-o", "docker", raw))
+	h.Run("workload", "run", raw, "--", "sh", "-c", "printf block | dd of="+device+" conv=notrunc status=none")
+	flags = h.Run("workload", "start", "-o", "docker", raw)
 	if got := d.Run(t, container(flags, "--rm", image, "head", "-c", "5", device)...); got != "block" {
 		t.Errorf("a container reads %q", got)
 	}

@@ -73,7 +73,9 @@ func TestHostilePlugins(t *testing.T) {
 			w.cfg.Restart = supervisor.Restart{Min: time.Minute, Max: time.Minute, Stable: time.Minute}
 			s := w.open()
 			good := mustCall(t, s, "fixture", "")["pid"]
-			st := await(t, s, "hostile", func(st supervisor.Status) bool { return st.LastError != "" })
+			st := await(t, s, "hostile", func(st supervisor.Status) bool {
+				return st.LastError != "" && st.State != supervisor.Starting
+			})
 			want := supervisor.BackingOff
 			if tc.failed {
 				want = supervisor.Failed
