@@ -118,8 +118,8 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	n.raft, err = raftnode.Open(raftnode.Config{ //nolint:contextcheck // it runs until Close, longer than ctx
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
-		ElectionTimeout: cfg.ElectionTimeout, Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet, Known: n.registered,
-		Autopilot: n.Autopilot, Report: n.report,
+		ElectionTimeout: cfg.ElectionTimeout, Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet,
+		Known: n.registered, Autopilot: n.Autopilot, Report: n.report,
 		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex,
 		Logger: log.Named("raft"),
 	})

@@ -150,7 +150,8 @@ func (h *Host) Start(t testing.TB) {
 	}
 	h.Node, err = cluster.Open(t.Context(), cluster.Config{
 		Dir: h.Dir, Name: h.Name, BootstrapExpect: h.expect, Streams: streams, Members: h.Discovery,
-		Remote: h.c.Remote(h.Name), Autopilot: h.c.opts.Autopilot, Logger: h.c.opts.Log, ElectionTimeout: electionTimeout,
+		Remote: h.c.Remote(h.Name), Autopilot: h.c.opts.Autopilot, Logger: h.c.opts.Log,
+		ElectionTimeout: electionTimeout,
 	})
 	if err != nil {
 		t.Fatal(errors.Join(err, h.Discovery.Close(), streams.Close()))
