@@ -39,7 +39,7 @@ type Options struct {
 // deleted is what the kernel adds to the path of a file that was deleted.
 const deleted = " (deleted)"
 
-// Find returns all loop devices that image is attached to, sorted by path. A deleted image is recognised by its path.
+// Find returns all loop devices that image is attached to. A deleted image is recognised by its path.
 func Find(image string) ([]Device, error) {
 	// A machine keeps its unused loop devices. /proc/partitions has those in use.
 	partitions, err := os.ReadFile("/proc/partitions")
