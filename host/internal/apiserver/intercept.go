@@ -14,7 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
-	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )

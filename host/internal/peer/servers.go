@@ -21,10 +21,10 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/leader/route"
-	"github.com/pannier/pannier/host/internal/peer/onbehalf"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/system/tracing"
+	"github.com/pannier/pannier/host/internal/workload/onbehalf"
 )
 
 // How long one server may take before another one is tried. A server that is cut off is noticed earlier, by the

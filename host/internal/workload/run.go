@@ -13,10 +13,10 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/peer/onbehalf"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/onbehalf"
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	ledger "github.com/pannier/pannier/cluster/acl"
-	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/sdk/api"
 )
 
