@@ -178,7 +178,8 @@ func WithCaller(ctx context.Context, secret string) context.Context {
 	return context.WithValue(ctx, callerKey{}, secret)
 }
 
-// doer adds the token to each call, and removes net/http's wrapping of UnreachableError, whose text is complete.
+// doer adds the token to each call, and removes net/http's wrapping of UnreachableError, whose text is complete. It makes
+// a call again that an agent has not begun, since its program is replaced: each such answer ends a connection.
 type doer struct {
 	client  *http.Client
 	private bool // nobody else can read what is sent
@@ -195,6 +196,12 @@ func (d doer) Do(req *http.Request) (*http.Response, error) {
 		req.Header.Set(TokenHeader, d.token)
 	}
 	resp, err := d.client.Do(req)
+	for err == nil && resp.StatusCode == http.StatusRequestTimeout && req.GetBody != nil {
+		_ = resp.Body.Close() // it has none
+		if req.Body, err = req.GetBody(); err == nil {
+			resp, err = d.client.Do(req)
+		}
+	}
 	if unreachable := (*UnreachableError)(nil); errors.As(err, &unreachable) && req.Context().Err() == nil {
 		return nil, unreachable
 	}

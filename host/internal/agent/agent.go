@@ -70,8 +70,8 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	a.stopPlugins.Store(!cfg.LeavePluginsOnStop)
 	ctx, a.stop = context.WithCancel(ctx)
 	defer a.stop()
-	if before.Rehearses() {
-		return a.rehearse(ctx, before)
+	if before.Tried() {
+		return a.try(ctx, before)
 	}
 	if err := a.sockets.Activate(); err != nil {
 		return err
@@ -86,9 +86,8 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	}
 	a.sockets.CloseUnused()
 	if before != nil {
-		a.sockets.ThawOne(rpcSocket) // a server is ready when the leader has called it
 		a.awaitReady(ctx, heldPatience)
-		a.sockets.Thaw()
+		a.sockets.Release()
 	}
 	log.Info("the API is served", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress())
 	a.closers.loop(ctx, a.reportUp)

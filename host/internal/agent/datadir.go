@@ -47,8 +47,10 @@ func (a *agent) openDataDir(ctx context.Context) error {
 			return err
 		}
 	}
-	a.sockets.Lock(lockFile, lock)
 	a.closers.add(lock.Close)
+	if err := a.sockets.Lock(lockFile, lock); err != nil {
+		return err
+	}
 	kept := filepath.Join(dir, "events.jsonl")
 	if err := a.events.Restore(kept); err != nil {
 		return err

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// RehearseFlag of the agent's command is given to a program that rehearses. Programs that cannot do so refuse it.
-	RehearseFlag = "-rehearse"
-	// freezePause is how long calls are held back until those that are being answered have ended. Longer ones are waited
+	// TryFlag of the agent's command is given to a program that is tried. Programs that cannot do so refuse it.
+	TryFlag = "-try"
+	// holdPause is how long calls are held back until those that are being answered have ended. Longer ones are waited
 	// for without holding others back.
-	freezePause = 150 * time.Millisecond
-	// freezeEvery is the pause between two attempts.
-	freezeEvery = 50 * time.Millisecond
-	// freezePatience bounds the attempts.
-	freezePatience = 2 * time.Minute
+	holdPause = 150 * time.Millisecond
+	// holdEvery is the pause between two attempts.
+	holdEvery = 50 * time.Millisecond
+	// holdPatience bounds the attempts.
+	holdPatience = 2 * time.Minute
 	// tryPatience and tryFactor times what this program has taken bound how long the next one may take to come up.
 	tryPatience = 5 * time.Second
 	tryFactor   = 3
@@ -75,7 +75,7 @@ func (a *agent) findSuccessor(ctx context.Context) (*successor, error) {
 	if err := trusted.File(program); err != nil {
 		return nil, err
 	}
-	s, err := a.sockets.Rehearse(ctx, program, RehearseFlag, a.self(), a.logs)
+	s, err := a.sockets.Propose(ctx, program, TryFlag, a.logs)
 	if err != nil {
 		return nil, err
 	}
@@ -95,9 +95,8 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 	a.log.Info("the agent is upgraded", "from", next.outcome.From, "to", next.outcome.To)
 	a.traces.Flush(ctx, flushPatience)
 	a.told(a.manager.AllowSilence(upgradeSilence)) // until it is told again that the API is served
-	kept, err := a.holdCalls(ctx)
-	if err != nil {
-		a.sockets.Thaw()
+	if err := a.holdCalls(ctx); err != nil {
+		a.sockets.Release()
 		a.upgraded(next, err)
 		a.upgrading.Unlock()
 		a.told(a.manager.AllowSilence(0))
@@ -111,21 +110,22 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 		a.log.Error("not everything could be closed", "error", err)
 	}
 	closed := time.Now()
-	if err = next.Try(ctx, tryPatience+tryFactor*a.opening); err == nil {
+	err := next.Try(ctx, tryPatience+tryFactor*a.opening)
+	if err == nil {
 		err = next.Same()
 	}
 	if ctx.Err() != nil {
 		return nil // the agent is to stop, and is closed
 	}
 	a.upgraded(next, err)
-	a.log.Info("the agent's calls were held back", "freeze", held.Sub(began), "close", closed.Sub(held),
-		"rehearsal", time.Since(closed))
+	a.log.Info("the agent's calls were held back", "hold", held.Sub(began), "close", closed.Sub(held),
+		"trial", time.Since(closed))
 	if err == nil {
-		err = kept.Exec(ctx, next.Program, *a.outcome.Load(), a.manager.Environ()...)
+		err = a.sockets.Exec(ctx, next.Program, *a.outcome.Load(), a.manager.Environ()...)
 		a.upgraded(next, err)
 	}
 	// The link leads to this program also when another file has its path.
-	err = errors.Join(err, kept.Exec(ctx, "/proc/self/exe", *a.outcome.Load(), a.manager.Environ()...))
+	err = errors.Join(err, a.sockets.Exec(ctx, "/proc/self/exe", *a.outcome.Load(), a.manager.Environ()...))
 	if ctx.Err() != nil {
 		return nil // to stop, as above
 	}
@@ -133,24 +133,24 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 }
 
 // holdCalls makes another server lead, and holds calls back when none is being answered.
-func (a *agent) holdCalls(ctx context.Context) (*handover.Kept, error) {
-	ctx, cancel := context.WithTimeout(ctx, freezePatience)
+func (a *agent) holdCalls(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, holdPatience)
 	defer cancel()
 	if a.yieldLead != nil {
 		a.yieldLead(ctx)
 	}
 	for {
-		pause, cancel := context.WithTimeout(ctx, freezePause)
-		err := a.sockets.Freeze(pause)
+		pause, cancel := context.WithTimeout(ctx, holdPause)
+		err := a.sockets.Hold(pause)
 		cancel()
 		if err == nil {
-			return a.sockets.Keep()
+			return nil
 		}
-		a.sockets.Thaw()
+		a.sockets.Release()
 		select {
-		case <-time.After(freezeEvery):
+		case <-time.After(holdEvery):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("it could not be done between two calls within %s: %w", freezePatience, err)
+			return fmt.Errorf("it could not be done between two calls within %s: %w", holdPatience, err)
 		}
 	}
 }
@@ -170,9 +170,9 @@ func (a *agent) self() handover.Hello {
 	return handover.Hello{Version: a.version, Ledger: command.Level}
 }
 
-// rehearse shows that this program comes up with the agent's data, until the agent kills it. It serves nobody.
-func (a *agent) rehearse(ctx context.Context, before *handover.Inheritance) error {
-	a.log = a.log.NamedIntercept("rehearsal")
+// try shows that this program comes up with the agent's data, until the agent kills it. It serves nobody.
+func (a *agent) try(ctx context.Context, before *handover.Inheritance) error {
+	a.log = a.log.NamedIntercept("trial")
 	if err := before.Begin(ctx, a.self()); err != nil {
 		return err
 	}

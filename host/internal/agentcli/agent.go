@@ -25,7 +25,7 @@ type agentFlags struct {
 	dev, check                                 bool
 	name, dataDir, pluginDir, socket, logLevel string
 	httpPort, bootstrapExpect                  int
-	server, rehearse                           bool
+	server, try                                bool
 	join                                       []string
 }
 
@@ -83,8 +83,8 @@ pannier agent -config /etc/pannier -check`,
 	flags.StringArrayVar(&f.join, "join", nil,
 		"the `ADDRESS` of an agent to join, HOST or HOST:PORT; may be given more than once")
 	// The agent gives it to the program that is to replace it, and tells it the rest in another way.
-	flags.BoolVar(&f.rehearse, "rehearse", false, "only show that the agent would come up")
-	if err := flags.MarkHidden("rehearse"); err != nil {
+	flags.BoolVar(&f.try, "try", false, "only show that the agent would come up")
+	if err := flags.MarkHidden("try"); err != nil {
 		panic(err) // there is no such flag
 	}
 	cmd.RunE = a.Do(func(ctx context.Context, _ []string) error { return f.run(ctx, a, cmd, run, check) })

@@ -17,8 +17,8 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 }
 
 // handOver lets a request be answered here, or leaves it to the next program. A call that changes something is answered
-// by the program that has begun it. A query that waits is given up, and the next program answers it. A stream that
-// changes nothing ends with the server.
+// by the program that has begun it. A query that waits is given up, and its client, or the server that has forwarded
+// it, asks again. A stream that changes nothing ends with the server.
 func (s *Server) handOver(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn, _ := r.Context().Value(connKey{}).(*handover.Conn)
@@ -27,10 +27,10 @@ func (s *Server) handOver(next http.Handler) http.Handler {
 		}
 		method := methodOf(r.URL.Path)
 		changes, stream := needOf(r.URL.Path).changes, method != nil && streams(method)
-		if conn != nil && !conn.Enter(changes || !stream) {
-			panic(http.ErrAbortHandler)
+		if conn != nil && stream && !changes {
+			conn.Uncount()
 		}
-		if r.ProtoMajor == 2 && s.cfg.Sockets.Frozen() {
+		if r.ProtoMajor == 2 && s.cfg.Sockets.Held() {
 			w.Header().Set("Connection", "close") // net/http sends a GOAWAY
 		}
 		if method == nil || changes || stream {
@@ -39,27 +39,18 @@ func (s *Server) handOver(next http.Handler) http.Handler {
 		}
 		ctx, cancel := context.WithCancelCause(r.Context())
 		defer cancel(nil)
-		ends, why := s.cfg.Sockets.Leaving(), handover.ErrLeaving
+		ends, why, code := s.cfg.Sockets.Leaving(), handover.ErrLeaving, http.StatusRequestTimeout
 		if conn == nil {
-			ends, why = s.closing, errStopping
+			ends, why, code = s.closing, errStopping, http.StatusMisdirectedRequest
 		}
 		defer context.AfterFunc(ends, func() { cancel(why) })() //nolint:contextcheck // ends is no request's
 		u := &undecided{ResponseWriter: w, leave: func() bool {
-			if !errors.Is(context.Cause(ctx), why) {
-				return false
-			}
-			if conn == nil { // the server that has forwarded it asks another one
-				return r.Header.Get(forwardedHeader) != ""
-			}
-			return conn.Leave()
+			return errors.Is(context.Cause(ctx), why) && (conn != nil || r.Header.Get(forwardedHeader) != "")
 		}}
-		switch next.ServeHTTP(u, r.WithContext(ctx)); {
-		case !u.left:
-		case conn == nil:
+		if next.ServeHTTP(u, r.WithContext(ctx)); u.left {
 			clear(w.Header())
-			w.WriteHeader(http.StatusMisdirectedRequest)
-		default:
-			panic(http.ErrAbortHandler)
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(code)
 		}
 	})
 }

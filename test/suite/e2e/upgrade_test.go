@@ -220,7 +220,7 @@ func TestAgentIsUpgradedUnderLoad(t *testing.T) {
 	}
 }
 
-// hello is what a program says that rehearses.
+// hello is what a program says that is tried.
 const hello = `printf '{"hello":{"version":"bad","ledger":%d}}\n' >&3; `
 
 // TestBadProgramReplacesNoAgent: a program that does not come up does not replace the agent, and no call fails.
@@ -288,10 +288,10 @@ func TestAgentIsKilledDuringItsUpgrade(t *testing.T) {
 		h.Kill()
 		_ = cmd.Wait()
 		h.Start()
-		h.Eventually("no process rehearses", func() error {
+		h.Eventually("no process is tried", func() error {
 			for _, pid := range h.Processes() {
 				line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-				if strings.Contains(string(line), "-rehearse") {
+				if strings.Contains(string(line), "-try") {
 					return fmt.Errorf("process %d does", pid)
 				}
 			}

@@ -20,95 +20,94 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
+// server is a program's part that answers. It notes the requests that it has begun.
+type server struct {
+	*http.Server
+	serving *sync.WaitGroup
+	begun   *sync.Map
+	// The request with this body is answered after unblock.
+	blocks           string
+	blocked, unblock chan struct{}
+}
+
+// Close closes the server, and waits until nothing is accepted any more.
+func (s server) Close() error {
+	defer s.serving.Wait()
+	return s.Server.Close()
+}
+
 // serveOn serves a listener as the API does. Queries that wait are left to the next server.
-func serveOn(t *testing.T, s *Sockets, address string) *http.Server {
+func serveOn(t *testing.T, s *Sockets, address string, begun *sync.Map) server {
 	t.Helper()
 	l, err := s.Listen("api", address, true, func() (net.Listener, error) { return net.Listen("unix", address) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	type key struct{}
+	blocked, unblock := make(chan struct{}), make(chan struct{})
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
-	server := &http.Server{
+	h := &http.Server{
 		Protocols: protocols, ReadHeaderTimeout: 10 * time.Second, ConnState: Track,
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, key{}, Of(c)) },
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			conn := r.Context().Value(key{}).(*Conn)
-			if !conn.Enter(true) {
-				panic(http.ErrAbortHandler)
-			}
 			body, err := io.ReadAll(r.Body)
-			if err != nil {
-				t.Errorf("read a request: %v", err)
+			if err != nil || r.Method != http.MethodPost {
+				t.Errorf("read a request: %s %v", r.Method, err)
 			}
 			if r.URL.Path == "/waits" {
 				select {
 				case <-s.Leaving().Done():
-					if conn.Leave() {
-						panic(http.ErrAbortHandler)
-					}
+					w.Header().Set("Connection", "close")
+					w.WriteHeader(http.StatusRequestTimeout)
+					return
 				case <-time.After(time.Millisecond):
 				}
+			}
+			if _, twice := begun.LoadOrStore(string(body), true); twice {
+				t.Errorf("%.40q is answered twice", body)
+			}
+			if string(body) == "blocks" {
+				close(blocked)
+				<-unblock
 			}
 			_, _ = w.Write(body)
 		}),
 	}
-	go func() { _ = server.Serve(l) }()
-	return server
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = h.Serve(l) })
+	return server{h, &serving, begun, "blocks", blocked, unblock}
 }
 
 // next hands everything over to other Sockets, as Exec and Inherit do.
-func next(t *testing.T, s *Sockets, server *http.Server) *Sockets {
+func next(t *testing.T, s *Sockets, server server) *Sockets {
 	t.Helper()
-	if err := s.Freeze(t.Context()); err != nil {
+	if err := errors.Join(s.Hold(t.Context()), server.Close()); err != nil {
 		t.Fatal(err)
 	}
-	kept, err := s.Keep()
-	if err == nil {
-		err = server.Shutdown(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for n, i := range kept.all {
-		l := s.listeners[i.Name]
-		l.settle(t.Context())
-		kept.all[n].conns = l.waits
-	}
-	return NewSockets(&Inheritance{sockets: kept.all})
+	return s.next()
 }
 
-// clientConn counts the connections that the server has ended. The client may end one itself: net/http does when its
-// own writing goroutine is 50 ms late.
-type clientConn struct {
-	net.Conn
-	ended *atomic.Int64
-}
-
-func (c clientConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if err != nil && !errors.Is(err, net.ErrClosed) {
-		c.ended.Add(1)
+func (s *Sockets) next() *Sockets {
+	all := s.all()
+	for n := range all {
+		all[n].listener = nil
 	}
-	return n, err
+	return NewSockets(&Inheritance{sockets: all})
 }
 
-// TestEveryRequestIsAnsweredOnce: servers hand their clients over to each other, again and again. Each request gets its
-// answer, and no server ends a connection.
+// TestEveryRequestIsAnsweredOnce: servers hand their clients over to each other, again and again. Each request gets one
+// answer.
 func TestEveryRequestIsAnsweredOnce(t *testing.T) {
 	address := filepath.Join(t.TempDir(), "api.sock")
 	s := NewSockets(nil)
-	server := serveOn(t, s, address)
+	server := serveOn(t, s, address, new(sync.Map))
 	over := make(chan struct{})
 	var clients sync.WaitGroup
-	var calls, ended atomic.Int64
+	var calls, again atomic.Int64
 	for n := range 16 {
 		client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				conn, err := new(net.Dialer).DialContext(ctx, "unix", address)
-				return clientConn{conn, &ended}, err
+				return new(net.Dialer).DialContext(ctx, "unix", address)
 			},
 		}}
 		clients.Go(func() {
@@ -120,14 +119,19 @@ func TestEveryRequestIsAnsweredOnce(t *testing.T) {
 				default:
 				}
 				want := strings.Repeat(fmt.Sprint(n, "/", call, " "), 1+call%1000)
-				resp, err := client.Post("http://x/"+[]string{"", "waits"}[n%2], "text/plain", strings.NewReader(want))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				got, err := io.ReadAll(resp.Body)
-				if err = errors.Join(err, resp.Body.Close()); err != nil || string(got) != want {
-					t.Errorf("the answer is %.40q (%v), want %.40q", got, err, want)
+				for code := http.StatusRequestTimeout; code == http.StatusRequestTimeout; again.Add(1) {
+					resp, err := client.Post("http://x/"+[]string{"", "waits"}[n%2], "text/plain", strings.NewReader(want))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					got, err := io.ReadAll(resp.Body)
+					if err = errors.Join(err, resp.Body.Close()); err != nil {
+						t.Error(err)
+					}
+					if code = resp.StatusCode; code != http.StatusRequestTimeout && string(got) != want {
+						t.Errorf("the answer is %s: %.40q, want %.40q", resp.Status, got, want)
+					}
 				}
 				calls.Add(1)
 			}
@@ -139,30 +143,27 @@ func TestEveryRequestIsAnsweredOnce(t *testing.T) {
 			time.Sleep(100 * time.Microsecond)
 		}
 		s = next(t, s, server)
-		server = serveOn(t, s, address)
-		s.Thaw()
+		server = serveOn(t, s, address, server.begun)
+		s.Release()
 	}
 	close(over)
 	clients.Wait()
 	if err := server.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := ended.Load(); n != 0 {
-		t.Errorf("the servers have ended %d connections", n)
-	}
-	t.Logf("%d calls", calls.Load())
+	t.Logf("%d calls, %d of them again", calls.Load(), again.Load()-calls.Load())
 }
 
-// TestHalfReadRequestIsParked: a request of which a part was read is answered by the next server, and not by net/http,
-// which would take the part for a bad request.
-func TestHalfReadRequestIsParked(t *testing.T) {
+// TestARequestIsNotBegunTwice: a request of which a part was sent is answered where it was begun, and one that comes
+// while calls are held back where they are let in.
+func TestARequestIsNotBegunTwice(t *testing.T) {
 	line, header := "POST /some/path HTTP/1.1\r\n", "Host: x\r\nContent-Length: 4\r\n\r\n"
 	request := line + header + "body"
-	for _, part := range []int{1, 6, len(preface), len(preface) + 1, len(line) - 1, len(line), len(line) + 2, 40} {
+	for _, part := range []int{0, 1, 6, len(line), 40} {
 		t.Run(request[:part], func(t *testing.T) {
 			address := filepath.Join(t.TempDir(), "s")
 			s := NewSockets(nil)
-			server := serveOn(t, s, address)
+			first := serveOn(t, s, address, new(sync.Map))
 			client, err := net.Dial("unix", address)
 			if err != nil {
 				t.Fatal(err)
@@ -171,108 +172,117 @@ func TestHalfReadRequestIsParked(t *testing.T) {
 			if _, err := io.WriteString(client, request[:part]); err != nil {
 				t.Fatal(err)
 			}
-			l := s.listeners["api"]
-			for l.hasRead() < part {
-				time.Sleep(100 * time.Microsecond)
+			s.await(t, func(c *Conn) bool { return c.begun == (part > 0) })
+			held, cancel := context.WithCancel(t.Context())
+			if part > 0 {
+				cancel()
 			}
-			if err := s.Freeze(t.Context()); err != nil {
-				t.Fatal(err)
+			if err := s.Hold(held); (err == nil) != (part == 0) {
+				t.Fatalf("with %d bytes of a request: %v", part, err)
 			}
-			l.settle(t.Context()) // net/http has done what it does while it is not shut down
-			s = next(t, s, server)
-			server = serveOn(t, s, address)
-			defer server.Close()
-			s.Thaw()
+			cancel()
+			if part > 0 {
+				s.Release()
+			}
 			if _, err := io.WriteString(client, request[part:]); err != nil {
 				t.Fatal(err)
 			}
+			if part == 0 {
+				noAnswer(t, client)
+				if err := first.Close(); err != nil {
+					t.Fatal(err)
+				}
+				s = s.next()
+				first = serveOn(t, s, address, first.begun)
+				s.Release()
+			}
+			defer first.Close()
 			resp, err := http.ReadResponse(bufio.NewReader(client), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer resp.Body.Close()
-			if got, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK || string(got) != "body" {
-				t.Fatalf("the answer is %s, %q (%v), want the request's body", resp.Status, got, err)
+			if got, err := io.ReadAll(resp.Body); err != nil || string(got) != "body" {
+				t.Errorf("the answer is %s: %q (%v)", resp.Status, got, err)
 			}
 		})
 	}
 }
 
-// hasRead returns how much was read of requests.
-func (l *Listener) hasRead() (n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for c := range l.conns {
-		c.mu.Lock()
-		n += len(c.read)
-		c.mu.Unlock()
-	}
-	return n
-}
-
-// slowRead is a connection whose read returns late.
-type slowRead struct {
-	*net.UnixConn
-	reads, returns chan struct{}
-}
-
-func (s slowRead) Read(p []byte) (int, error) {
-	n, err := s.UnixConn.Read(p)
-	close(s.reads)
-	<-s.returns
-	return n, err
-}
-
-// TestRequestIsReadWhileItIsParked: what was read when a connection is closed to be parked is part of the request, also
-// the beginning of HTTP/2.
-func TestRequestIsReadWhileItIsParked(t *testing.T) {
-	for _, request := range []string{"GET /", string(preface)} {
-		t.Run(request, func(t *testing.T) { readWhileParked(t, request) })
-	}
-}
-
-func readWhileParked(t *testing.T, request string) {
+// noAnswer fails if a server answers.
+func noAnswer(t *testing.T, client net.Conn) {
 	t.Helper()
-	under, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
+	if err := client.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
-	defer under.Close()
-	client, err := net.Dial("unix", under.Addr().String())
+	if n, err := client.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("there is an answer (%v)", err)
+	}
+	if err := client.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTheNextRequestStaysInTheSocket: of a request that comes while the one before is answered nothing is read, so that
+// the next program can answer it.
+func TestTheNextRequestStaysInTheSocket(t *testing.T) {
+	address := filepath.Join(t.TempDir(), "s")
+	s := NewSockets(nil)
+	first := serveOn(t, s, address, new(sync.Map))
+	client, err := net.Dial("unix", address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	accepted, err := under.Accept()
-	if err != nil {
+	request := func(path, body string) {
+		if _, err := fmt.Fprintf(client, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", path, len(body),
+			body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answers := bufio.NewReader(client)
+	answer := func(want string) {
+		t.Helper()
+		resp, err := http.ReadResponse(answers, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if got, err := io.ReadAll(resp.Body); err != nil || string(got) != want {
+			t.Errorf("the answer is %s: %q (%v), want %q", resp.Status, got, err, want)
+		}
+	}
+	request("/", first.blocks)
+	<-first.blocked
+	request("/", "next")
+	noAnswer(t, client) // net/http has looked for it
+	held := make(chan error, 1)
+	go func() { held <- s.Hold(t.Context()) }()
+	check.Eventually(t, "calls are held back", s.Held)
+	close(first.unblock)
+	answer(first.blocks)
+	if err := errors.Join(<-held, first.Close()); err != nil {
 		t.Fatal(err)
 	}
-	l := &Listener{Listener: under, of: NewSockets(nil), parks: true, conns: map[*Conn]struct{}{}}
-	slow := slowRead{accepted.(*net.UnixConn), make(chan struct{}), make(chan struct{})}
-	conn := l.track(&Conn{socket: slow})
-	var reading sync.WaitGroup
-	reading.Go(func() { _, _ = conn.Read(make([]byte, 100)) })
-	if _, err := io.WriteString(client, request); err != nil {
-		t.Fatal(err)
-	}
-	<-slow.reads
-	l.freeze(true)
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		_ = conn.Close()
-	}()
-	select {
-	case <-closed:
-	case <-time.After(50 * time.Millisecond): // it should wait for the read
-	}
-	close(slow.returns)
-	<-closed
-	reading.Wait()
-	if len(l.waits) != 1 || string(l.waits[0].read) != request {
-		t.Fatalf("parked: %v, want one connection with what was read", l.waits)
-	}
-	l.waits[0].fd.Close()
+	s = s.next()
+	defer serveOn(t, s, address, first.begun).Close()
+	s.Release()
+	answer("next")
+}
+
+// await waits until there is one connection, and it is as wanted.
+func (s *Sockets) await(t *testing.T, is func(c *Conn) bool) {
+	t.Helper()
+	check.Eventually(t, "there is such a connection", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for c := range s.conns {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return is(c)
+		}
+		return false
+	})
 }
 
 // TestStopBeforeTheNextProgram: an agent that is told to stop in the last moment of its upgrade executes no program,
@@ -289,9 +299,7 @@ func TestStopBeforeTheNextProgram(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	kept, err := NewSockets(nil).Keep()
-	check.NoError(t, err)
-	if err := kept.Exec(ctx, "/bin/false", Outcome{}); !errors.Is(err, context.Canceled) {
+	if err := NewSockets(nil).Exec(ctx, "/bin/false", Outcome{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("it would go on: %v", err)
 	}
 }
@@ -309,7 +317,7 @@ read end
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	next, err := NewSockets(nil).Rehearse(t.Context(), program, "-rehearse", Hello{}, io.Discard)
+	next, err := NewSockets(nil).Propose(t.Context(), program, "-try", io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,12 +19,8 @@ import (
 // nobody, and is killed: what it leaves is what every killed agent leaves. Only then it is executed in the agent's
 // process. So a program that does not come up cannot end the agent's process.
 
-// The rehearsing process's descriptors.
-const (
-	reportFD = 3
-	bundleFD = 4
-	firstFD  = 5
-)
+// firstFD is the first descriptor of exec.Cmd.ExtraFiles.
+const firstFD = 3
 
 // helloPatience is how long a program may take until Hello.
 const helloPatience = 10 * time.Second
@@ -36,20 +32,20 @@ type Hello struct {
 	Ledger int `json:"ledger"`
 }
 
-// report is what a rehearsing program says, a line of JSON each.
+// report is what a program says that is tried, a line of JSON each.
 type report struct {
 	Hello *Hello `json:"hello,omitempty"`
 	Up    bool   `json:"up,omitempty"`
 }
 
-// Rehearsal is the rehearsing program's own side.
-type Rehearsal struct {
-	report *os.File
-	first  chan struct{} // closed when the agent has closed its data
+// reporter is the own side of a program that is tried.
+type reporter struct {
+	to    *os.File
+	first chan struct{} // closed when the agent has closed its data
 }
 
-func newRehearsal(to *os.File) *Rehearsal {
-	r := &Rehearsal{to, make(chan struct{})}
+func newReporter(to *os.File) *reporter {
+	r := &reporter{to, make(chan struct{})}
 	go func() {
 		in := bufio.NewReader(os.Stdin)
 		if _, err := in.ReadString('\n'); err == nil {
@@ -63,11 +59,11 @@ func newRehearsal(to *os.File) *Rehearsal {
 
 // Begin says hello, and waits until this program may open the agent's data.
 func (i *Inheritance) Begin(ctx context.Context, h Hello) error {
-	if err := json.NewEncoder(i.rehearsal.report).Encode(report{Hello: &h}); err != nil {
+	if err := json.NewEncoder(i.trial.to).Encode(report{Hello: &h}); err != nil {
 		return fmt.Errorf("report to the agent: %w", err)
 	}
 	select {
-	case <-i.rehearsal.first:
+	case <-i.trial.first:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -75,11 +71,9 @@ func (i *Inheritance) Begin(ctx context.Context, h Hello) error {
 }
 
 // Up says that this program has come up.
-func (i *Inheritance) Up() error {
-	return json.NewEncoder(i.rehearsal.report).Encode(report{Up: true})
-}
+func (i *Inheritance) Up() error { return json.NewEncoder(i.trial.to).Encode(report{Up: true}) }
 
-// Successor is a program that rehearses.
+// Successor is a program that is tried.
 type Successor struct {
 	Program string
 	Hello   Hello
@@ -93,34 +87,28 @@ type Successor struct {
 	err     error
 }
 
-// Rehearse starts a program with this one's arguments and flag, and returns what it is. It waits to be let to Try. self
-// is told to it, and logs gets what it writes.
-func (s *Sockets) Rehearse(ctx context.Context, program, flag string, self Hello, logs io.Writer,
-) (_ *Successor, err error) {
-	files, err := s.take()
-	defer func() { closeAll(files) }()
-	if err != nil {
-		return nil, err
-	}
-	b := bundle{Agent: &self}
-	var extra []*os.File
-	for n, i := range files {
-		i.FD = firstFD + n
-		b.Files, extra = append(b.Files, i.passed), append(extra, i.fd)
-	}
-	told, err := b.file()
-	if err != nil {
-		return nil, err
-	}
-	defer told.Close()
+// Propose starts a program with this one's arguments and flag, and returns what it is. It waits to be let to Try. logs
+// gets what it writes.
+func (s *Sockets) Propose(ctx context.Context, program, flag string, logs io.Writer) (*Successor, error) {
 	reports, reporting, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
+	b := bundle{Report: firstFD}
+	extra := []*os.File{reporting}
+	s.mu.Lock()
+	for n, k := range s.kept {
+		k.FD = firstFD + 1 + n
+		b.Files, extra = append(b.Files, k.passed), append(extra, k.file)
+	}
+	s.mu.Unlock()
+	told, err := b.variable()
+	if err != nil {
+		return nil, errors.Join(err, reporting.Close(), reports.Close())
+	}
 	said := &lastLine{to: logs}
 	cmd := exec.Command(program, append(os.Args[1:len(os.Args):len(os.Args)], flag)...)
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", envBundle, bundleFD))
-	cmd.ExtraFiles = append([]*os.File{reporting, told}, extra...)
+	cmd.Env, cmd.ExtraFiles = append(os.Environ(), told), extra
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = said, said, time.Second
 	file, err := os.Stat(program)
 	if err != nil {
