@@ -2,8 +2,6 @@ package acl
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,7 +13,6 @@ import (
 	"github.com/pannier/pannier/cluster"
 	ledger "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/internal/errcode"
 )
 
 // Identity is what a caller's token says about the caller.
@@ -28,15 +25,6 @@ type Identity struct {
 	ExpiresAt time.Time
 	*Rules
 }
-
-// Errors of Resolve.
-var (
-	// ErrUnknownToken is returned if no token has the secret.
-	ErrUnknownToken = errcode.Unauthenticated.New(
-		"the ACL token is not known here: it was deleted, or its secret is not right")
-	// ErrExpired is returned for a token that has expired.
-	ErrExpired = errcode.Unauthenticated.New("the ACL token has expired")
-)
 
 // Finder looks a token up in the ledger.
 type Finder interface {
@@ -74,12 +62,6 @@ func (s Servers) Granted(ctx context.Context, secretHash string) (ledger.Granted
 	return g, err
 }
 
-// Hash returns the form in which the ledger has a secret.
-func Hash(secret string) string {
-	sum := sha256.Sum256([]byte(secret))
-	return hex.EncodeToString(sum[:])
-}
-
 // Resolver finds what a secret allows. It is safe for concurrent use.
 type Resolver struct {
 	finder Finder
@@ -112,11 +94,11 @@ func NewResolver(finder Finder, keep time.Duration, log hclog.Logger) *Resolver 
 }
 
 // Resolve returns what the token with this secret allows; an empty secret stands for calls without a token. Errors:
-// ErrUnknownToken, ErrExpired, those of the finder.
+// ledger.ErrUnknownToken, ledger.ErrExpired, those of the finder.
 func (r *Resolver) Resolve(ctx context.Context, secret string) (Identity, error) {
 	hash := ""
 	if secret != "" {
-		hash = Hash(secret)
+		hash = ledger.Hash(secret)
 	}
 	return r.ResolveHash(ctx, hash)
 }
@@ -126,11 +108,11 @@ func (r *Resolver) ResolveHash(ctx context.Context, hash string) (Identity, erro
 	g, err := r.find(ctx, hash)
 	switch {
 	case errors.Is(err, ledger.ErrTokenNotFound):
-		return Identity{}, ErrUnknownToken
+		return Identity{}, ledger.ErrUnknownToken
 	case err != nil:
 		return Identity{}, err
 	case g.Token.Expired(r.now()):
-		return Identity{}, fmt.Errorf("%w: token %q (accessor %s) ended at %s", ErrExpired, g.Token.Name, g.Token.Accessor,
+		return Identity{}, fmt.Errorf("%w: token %q (accessor %s) ended at %s", ledger.ErrExpired, g.Token.Name, g.Token.Accessor,
 			g.Token.ExpiresAt.UTC().Format(time.RFC3339))
 	}
 	id := Identity{Accessor: g.Token.Accessor, Name: g.Token.Name, ExpiresAt: g.Token.ExpiresAt, Rules: Management}

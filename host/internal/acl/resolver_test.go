@@ -38,7 +38,7 @@ func (f *fakeLedger) Granted(_ context.Context, hash string) (ledger.Granted, er
 		return ledger.Granted{}, f.err
 	}
 	for secret, g := range f.tokens {
-		if Hash(secret) == hash {
+		if ledger.Hash(secret) == hash {
 			return g, nil
 		}
 	}
@@ -101,8 +101,8 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%q allows something", secret)
 		}
 	}
-	for _, secret := range []string{"C", " c", "a-c", Hash("c")} {
-		if _, err := r.Resolve(t.Context(), secret); !errors.Is(err, ErrUnknownToken) {
+	for _, secret := range []string{"C", " c", "a-c", ledger.Hash("c")} {
+		if _, err := r.Resolve(t.Context(), secret); !errors.Is(err, ledger.ErrUnknownToken) {
 			t.Errorf("%q: %v", secret, err)
 		}
 	}
@@ -120,7 +120,7 @@ func TestResolve(t *testing.T) {
 		t.Error("the anonymous policy does not count")
 	}
 	*now = noon.Add(time.Hour)
-	if _, err := r.Resolve(t.Context(), "c"); !errors.Is(err, ErrExpired) ||
+	if _, err := r.Resolve(t.Context(), "c"); !errors.Is(err, ledger.ErrExpired) ||
 		!strings.Contains(err.Error(), `token "ci" (accessor a-c) ended at 2026-01-01T13:00:00Z`) {
 		t.Errorf("got %v", err)
 	}
@@ -152,14 +152,14 @@ func TestResolveFarAway(t *testing.T) {
 		t.Errorf("a token that was never seen: %v", err)
 	}
 	*now = noon.Add(time.Hour)
-	try(5, ErrExpired)
+	try(5, ledger.ErrExpired)
 	*now, f.err = noon.Add(30*time.Minute), nil
 	try(6, nil)
 	delete(f.tokens, "m")
 	*now = noon.Add(31*time.Minute - time.Second)
 	try(6, nil)
 	*now = noon.Add(31 * time.Minute)
-	try(7, ErrUnknownToken)
+	try(7, ledger.ErrUnknownToken)
 	f.err = away
 	try(8, away) // a token known to be deleted is not cached
 }
@@ -203,7 +203,7 @@ func (f byAccessor) Granted(_ context.Context, hash string) (ledger.Granted, err
 	if f.byHash == nil {
 		f.byHash = map[string]ledger.Granted{}
 		for secret, g := range f.tokens {
-			f.byHash[Hash(secret)] = g
+			f.byHash[ledger.Hash(secret)] = g
 		}
 	}
 	return f.byHash[hash], nil

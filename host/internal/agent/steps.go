@@ -230,7 +230,13 @@ func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
 	if err := a.server.Open(ctx); err != nil {
 		return err
 	}
-	back := frontdoors.Backend{API: a.server.ServePlugin, ACL: cfg.ACL}
+	back := frontdoors.Backend{API: a.server.ServePlugin}
+	if cfg.ACL != nil {
+		back.Known = func(ctx context.Context, secret string) error {
+			_, err := cfg.ACL.Resolve(ctx, secret)
+			return err
+		}
+	}
 	if cfg.Ledger != nil {
 		back.Tokens = cfg.Ledger
 	}

@@ -115,7 +115,7 @@ func newToken(call, name string, typ ledger.TokenType) (secret string, t ledger.
 	accessor, chance := sha256.Sum256([]byte("accessor of "+call)), sha256.Sum256([]byte("secret of "+call))
 	secret = base32.StdEncoding.EncodeToString(chance[:])[:26]
 	return secret, ledger.Token{
-		Accessor: fmt.Sprintf("%x", accessor[:8]), SecretHash: acl.Hash(secret), Name: name,
+		Accessor: fmt.Sprintf("%x", accessor[:8]), SecretHash: ledger.Hash(secret), Name: name,
 		Type: typ,
 	}
 }

@@ -186,7 +186,7 @@ func (s *Server) stillMay(ctx context.Context, c *caller, call connect.Spec, hea
 ) {
 	now, err := s.admit(ctx, call.Procedure, header)
 	switch {
-	case errors.Is(err, acl.ErrExpired), errors.Is(err, acl.ErrUnknownToken),
+	case errors.Is(err, ledger.ErrExpired), errors.Is(err, ledger.ErrUnknownToken),
 		connect.CodeOf(err) == connect.CodePermissionDenied:
 		return c, err
 	case err != nil:

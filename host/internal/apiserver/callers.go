@@ -111,7 +111,7 @@ func (s *Server) identify(ctx context.Context, by agents.Asker) (acl.Identity, e
 	if by.Accessor != "" {
 		token, err := reading(ctx, s, func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(by.Accessor) })
 		if errors.Is(err, ledger.ErrTokenNotFound) {
-			return acl.Identity{}, acl.ErrUnknownToken
+			return acl.Identity{}, ledger.ErrUnknownToken
 		}
 		if err != nil {
 			return acl.Identity{}, err

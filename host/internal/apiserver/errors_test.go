@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/cluster"
+	ledger "github.com/pannier/pannier/cluster/acl"
 	ledgeracl "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
@@ -49,7 +50,7 @@ var codesOfErrors = []struct {
 	{connect.CodeInvalidArgument, []error{
 		acl.ErrInvalid, claim.ErrInvalid, command.ErrTooLarge, cluster.ErrBadBackup, drivers.ErrInvalid, workload.ErrInvalid,
 	}},
-	{connect.CodeUnauthenticated, []error{acl.ErrUnknownToken, acl.ErrExpired}},
+	{connect.CodeUnauthenticated, []error{ledger.ErrUnknownToken, ledger.ErrExpired}},
 	{connect.CodeFailedPrecondition, []error{
 		claim.ErrNodeInUse, claim.ErrNodeSecret, cluster.ErrPeerAlive,
 		errNodeUp, errAlone, errUsed, errAlive, errLastServer, discovery.ErrNotEncrypted,

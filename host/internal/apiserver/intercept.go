@@ -12,9 +12,9 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	ledger "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
-	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -87,7 +87,7 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 		stop := context.AfterFunc(i.closing, func() { cancel(errStopping) }) //nolint:contextcheck // the server's closing, besides the caller's context
 		defer stop()
 		if ends := s.caller.ExpiresAt; !ends.IsZero() && !s.need.changes {
-			timer := time.AfterFunc(time.Until(ends), func() { cancel(acl.ErrExpired) })
+			timer := time.AfterFunc(time.Until(ends), func() { cancel(ledger.ErrExpired) })
 			defer timer.Stop()
 		}
 		ctx = withCaller(ctx, s.caller)

@@ -231,7 +231,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		if rules != "" {
 			g.Policies = []ledger.Policy{{Name: "of-" + name, Rules: rules}}
 		}
-		known[acl.Hash(name)] = g
+		known[ledger.Hash(name)] = g
 	}
 	for name, rules := range callers {
 		if name != "none" {

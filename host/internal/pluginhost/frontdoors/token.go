@@ -14,7 +14,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	ledger "github.com/pannier/pannier/cluster/acl"
-	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/kmutex"
 	"github.com/pannier/pannier/sdk/api"
@@ -32,8 +31,9 @@ type Access struct {
 type Backend struct {
 	// API serves a call of a plugin, with the secret of its token.
 	API func(w http.ResponseWriter, r *http.Request, plugin, secret string)
-	// ACL finds tokens; nil: ACLs are off.
-	ACL *acl.Resolver
+	// Known fails for the secret of no token (ledger.ErrUnknownToken, ErrExpired), and if that is not known; nil: ACLs are
+	// off.
+	Known func(ctx context.Context, secret string) error
 	// Tokens makes them; nil: this agent is no server.
 	Tokens Tokens
 }
@@ -141,7 +141,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 // secret returns the secret of a plugin's token; empty: none is needed.
 func (d *Doors) secret(ctx context.Context, plugin string, access Access) (string, error) {
 	switch {
-	case d.backend.ACL == nil:
+	case d.backend.Known == nil:
 		return "", nil
 	case access.TokenFile != "":
 		return d.cfg.ReadSecret("file://" + access.TokenFile)
@@ -176,8 +176,8 @@ var errNoServer = errcode.FailedPrecondition.New("only servers make tokens: on o
 
 // gone says whether a token has expired, was deleted, or was lost with a ledger that was restored.
 func (d *Doors) gone(ctx context.Context, secret string) bool {
-	_, err := d.backend.ACL.Resolve(ctx, secret)
-	return errors.Is(err, acl.ErrUnknownToken) || errors.Is(err, acl.ErrExpired)
+	err := d.backend.Known(ctx, secret)
+	return errors.Is(err, ledger.ErrUnknownToken) || errors.Is(err, ledger.ErrExpired)
 }
 
 const (
@@ -194,7 +194,7 @@ func (d *Doors) mint(ctx context.Context, plugin string, access Access) (string,
 	secret, name := rand.Text(), fmt.Sprintf("plugin %s on %s", plugin, d.cfg.Node)
 	id := sha256.Sum256([]byte(name))
 	t := ledger.Token{
-		Accessor: fmt.Sprintf("%x", id[:8]), SecretHash: acl.Hash(secret), Name: name, Type: ledger.Client,
+		Accessor: fmt.Sprintf("%x", id[:8]), SecretHash: ledger.Hash(secret), Name: name, Type: ledger.Client,
 		Policies: []string{access.Policy}, ExpiresAt: time.Now().Add(tokenLife),
 	}
 	if _, err := d.backend.Tokens.DeleteACLTokens(ctx, t.Accessor); err != nil {

@@ -77,10 +77,19 @@ func open(access map[string]Access, back Backend) (d *Doors, call func(plugin st
 	}
 }
 
+// known finds the tokens of a ledger.
+func known(l *tokens) func(ctx context.Context, secret string) error {
+	r := acl.NewResolver(l, 0, hclog.NewNullLogger())
+	return func(ctx context.Context, secret string) error {
+		_, err := r.Resolve(ctx, secret)
+		return err
+	}
+}
+
 func TestTokens(t *testing.T) {
 	l := &tokens{all: map[string]ledger.Token{}}
 	d, call := open(map[string]Access{"page": {Policy: "page"}, "filed": {TokenFile: "/etc/t"}},
-		Backend{ACL: acl.NewResolver(l, 0, hclog.NewNullLogger()), Tokens: l})
+		Backend{Known: known(l), Tokens: l})
 	only := func() ledger.Token {
 		t.Helper()
 		if len(l.all) != 1 {
@@ -93,7 +102,7 @@ func TestTokens(t *testing.T) {
 	}
 	first := call("page")
 	made := only()
-	if l.all[acl.Hash(strings.TrimPrefix(first, "page: "))].Accessor != made.Accessor {
+	if l.all[ledger.Hash(strings.TrimPrefix(first, "page: "))].Accessor != made.Accessor {
 		t.Errorf("the API got %q", first)
 	}
 	if made.Type != ledger.Client || len(made.Policies) != 1 || made.Policies[0] != "page" || len(made.Roles) > 0 ||
@@ -133,18 +142,18 @@ func TestTokens(t *testing.T) {
 }
 
 func TestWhoHasTheAPI(t *testing.T) {
-	on := acl.NewResolver(&tokens{}, 0, hclog.NewNullLogger())
+	on := known(&tokens{})
 	access := map[string]Access{"page": {Policy: "page"}, "filed": {TokenFile: "/etc/t"}}
 	for name, tc := range map[string]struct {
 		plugin string
 		back   Backend
 		want   string
 	}{
-		"no api block":         {"other", Backend{ACL: on}, "permission_denied"},
+		"no api block":         {"other", Backend{Known: on}, "permission_denied"},
 		"ACLs are off":         {"page", Backend{}, "page: "},
 		"no api block, no ACL": {"other", Backend{}, "permission_denied"},
-		"a token's file":       {"filed", Backend{ACL: on}, "filed: in file:///etc/t"},
-		"no server":            {"page", Backend{ACL: on}, "write token_file into the api block"},
+		"a token's file":       {"filed", Backend{Known: on}, "filed: in file:///etc/t"},
+		"no server":            {"page", Backend{Known: on}, "write token_file into the api block"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, call := open(access, tc.back)
