@@ -69,13 +69,9 @@ func threeServers(t *testing.T, nets [3]*slowNet) (nodes [3]*Node) {
 		conf.HeartbeatTimeout, conf.ElectionTimeout, conf.LeaderLeaseTimeout = long, long, long
 		store, snapshots := raft.NewInmemStore(), raft.NewInmemSnapshotStore()
 		err := raft.BootstrapCluster(conf, store, store, snapshots, nets[i], raft.Configuration{Servers: servers})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		r, err := raft.NewRaft(conf, ignoring{}, store, store, snapshots, nets[i])
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		nodes[i] = &Node{Raft: r, cfg: Config{ID: string(name)}, confirmations: nets[i].confirmations}
 	}
 	t.Cleanup(func() {
@@ -106,9 +102,7 @@ func elect(t *testing.T, from *slowNet, n *Node) {
 	case <-time.After(time.Minute):
 		t.Fatalf("%s is not elected: it is a %s", id, n.State())
 	}
-	if err := n.Barrier(0).Error(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, n.Barrier(0).Error())
 }
 
 // TestAnswersFromBeforeTheQuestion: a leader that was deposed before ConfirmLeader was called is not
@@ -144,9 +138,7 @@ func TestAnswersFromBeforeTheQuestion(t *testing.T) {
 		other.Disconnect("a")
 	}
 	elect(t, nets[2], next)
-	if err := next.Apply([]byte("a write that the old leader has not"), 0).Error(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, next.Apply([]byte("a write that the old leader has not"), 0).Error())
 
 	question := old.confirmations.ask()
 	own := old.VerifyLeader()

@@ -46,9 +46,7 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			// t.TempDir includes the test's name, which could make the path too long for a socket's address.
 			dir, err := os.MkdirTemp("", "bridge")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			t.Cleanup(func() { _ = os.RemoveAll(dir) })
 			endpoint := driver.start(t, dir)
 			answers(t, strings.TrimPrefix(endpoint, "unix://"))
@@ -56,9 +54,7 @@ func TestConformance(t *testing.T) {
 			report, err := conformance.Run(t.Context(), conformance.Config{
 				Binary: testbin.Build(t, "plugins/csi-bridge"), Kind: storage.Kind, Driver: d,
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			for _, res := range report.Results {
 				fault, known := driver.faults[res.ID]
 				switch {

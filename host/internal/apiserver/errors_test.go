@@ -10,7 +10,6 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	ledger "github.com/pannier/pannier/cluster/acl"
-	ledgeracl "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
@@ -44,7 +43,7 @@ var codesOfErrors = []struct {
 		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound,
 		claim.ErrDriverNotFound,
 		drivers.ErrNotFound, workload.ErrNotFound, watcher.ErrNoClaims, supervisor.ErrUnknown,
-		ledgeracl.ErrPolicyNotFound, ledgeracl.ErrRoleNotFound, ledgeracl.ErrTokenNotFound,
+		ledger.ErrPolicyNotFound, ledger.ErrRoleNotFound, ledger.ErrTokenNotFound,
 	}},
 	{connect.CodeNotFound, []error{discovery.ErrNoMember, cluster.ErrNoPeer, errUnknownKey}},
 	{connect.CodeInvalidArgument, []error{
@@ -57,7 +56,7 @@ var codesOfErrors = []struct {
 	}},
 	{connect.CodeAlreadyExists, []error{errDefined}},
 	{connect.CodeFailedPrecondition, []error{
-		ledgeracl.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported,
+		ledger.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported,
 		claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
 		claim.ErrIneligible, claim.ErrCycle, claim.ErrUnreachable, drivers.ErrDeclared, drivers.ErrInUse,
 		workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,

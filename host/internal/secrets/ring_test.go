@@ -19,18 +19,14 @@ func openFiles(t *testing.T, dir string, shared bool) *Sealer {
 		First: filepath.Join(dir, "secrets.key"), Dir: filepath.Join(dir, "secrets.keys"),
 		Shared: shared,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return s
 }
 
 func names(t *testing.T, dir string) (out []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, e := range entries {
 		out = append(out, e.Name())
 	}

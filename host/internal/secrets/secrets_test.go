@@ -22,18 +22,14 @@ var (
 func open(t *testing.T) *Sealer {
 	t.Helper()
 	s, err := Open(filepath.Join(t.TempDir(), "secrets.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return s
 }
 
 func seal(t *testing.T, s *Sealer) []byte {
 	t.Helper()
 	sealed, _, err := s.Seal(plain, mysql)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return sealed
 }
 
@@ -49,9 +45,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Fatal("the same secrets seal to the same bytes: the nonce is not random")
 	}
 	again, err := Open(s.path) // as after a restart
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	got, err := again.Unseal(sealed, mysql)
 	if err != nil || !maps.Equal(got, plain) {
 		t.Fatalf("got %d secrets, %v", len(got), err)
@@ -124,9 +118,7 @@ func TestAnotherKeyIsNamed(t *testing.T) {
 func TestKeyIsNeverPrinted(t *testing.T) {
 	s := open(t)
 	key, err := os.ReadFile(s.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
 		got := fmt.Sprintf(verb, s)
 		if strings.Contains(got, fmt.Sprintf("%x", key[:4])) || strings.Contains(got, string(key[:4])) {
@@ -141,9 +133,7 @@ func TestKeyIsNeverPrinted(t *testing.T) {
 func TestKeyFile(t *testing.T) {
 	s := open(t)
 	info, err := os.Stat(s.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if info.Mode() != 0o600 || info.Size() != keySize {
 		t.Fatalf("key file has mode %v and %d bytes", info.Mode(), info.Size())
 	}

@@ -154,6 +154,7 @@ func (d *dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
+	//nolint:contextcheck // a connection lives as long as its pool, not as the call that has made it
 	return &pooledConn{Conn: raw, forget: context.AfterFunc(d.pool, func() { _ = raw.Close() })}, nil
 }
 

@@ -93,16 +93,12 @@ func TestRealConsul(t *testing.T) {
 	} {
 		t.Run(c.consul.Name, func(t *testing.T) {
 			client, err := p.Client(c.consul, c.token)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			if _, _, err := client.ACL().TokenReadSelf(nil); err != nil {
 				t.Error(err)
 			}
 			client, err = p.Client(c.consul, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			_, _, err = client.ACL().TokenReadSelf(nil)
 			if err == nil {
 				_, err = client.Agent().Self()
@@ -127,9 +123,7 @@ func TestTLS(t *testing.T) {
 	good := right.Service("tls", "")
 	read := func(path string) []byte {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		return text
 	}
 	empty := filepath.Join(t.TempDir(), "empty")
@@ -206,9 +200,7 @@ func TestEnvironment(t *testing.T) {
 	p := newPool(t)
 	c := service.Consul{Name: "c", Address: s.Listener.Addr().String()}
 	client, err := p.Client(c, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if _, err := client.Status().Leader(); err != nil || token != "" || query != "" {
 		t.Errorf("got token %q, query %q, %v; want none", token, query, err)
 	}
@@ -272,9 +264,7 @@ func TestConnections(t *testing.T) {
 // TestFailedHandshake checks that the connection is closed if its handshake fails.
 func TestFailedHandshake(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	ended := make(chan error, 1)
 	go func() {
@@ -303,9 +293,7 @@ func TestClose(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	p := NewPool()
 	ended := make(chan error, 1)
 	go func() { ended <- ask(context.Background(), p, service.Consul{Address: held.Listener.Addr().String()}) }()

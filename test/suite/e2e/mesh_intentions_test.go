@@ -84,9 +84,7 @@ func TestIntentions(t *testing.T) {
 	refusedWithoutCertificate(t, m.workload("db").GetPorts()["proxy"])
 
 	for _, cmd := range []*exec.Cmd{web, db} {
-		if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, cmd.Process.Signal(unix.SIGTERM))
 	}
 	exitCode(web)
 	exitCode(db)
@@ -129,9 +127,7 @@ func checkLeaves(t *testing.T, m *mesh) {
 		}
 		block, _ := pem.Decode([]byte(got.CertPEM))
 		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		want := "/ns/default/dc/" + consul.Datacenter + "/svc/" + name
 		if len(cert.URIs) != 1 || cert.URIs[0].Scheme != "spiffe" || cert.URIs[0].Path != want {
 			t.Errorf("the certificate of %q is for %v, want a SPIFFE id with %s", name, cert.URIs, want)
@@ -153,9 +149,7 @@ func proxyProgram(t *testing.T, m *mesh) (program, ca string) {
 		if err == nil {
 			err = os.WriteFile(f.to, raw, f.mode)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 	}
 	return program, ca
 }
@@ -192,14 +186,10 @@ func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy, service string) 
 	cmd := m.Command("workload", "run", spec, "--", "sh", "-c", "echo up; exec sleep infinity")
 	path := m.Path(name + ".log") // with the proxy's output
 	log, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, cmd.Start())
 	said := func() string {
 		text, _ := os.ReadFile(path)
 		return string(text)
@@ -226,9 +216,7 @@ func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy, service string) 
 func serve(t *testing.T, port int32, text string) {
 	t.Helper()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	s := &http.Server{
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }),
 		ReadHeaderTimeout: time.Minute,

@@ -56,9 +56,7 @@ func TestFencing(t *testing.T) {
 
 	c.Stage(t, "a reconnected node learns of it, and cleans up", func(t *testing.T) {
 		c.Net.Heal()
-		if err := unix.Kill(lost["stopped"].PID(), unix.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, unix.Kill(lost["stopped"].PID(), unix.SIGCONT))
 		lost["killed"].Begin()
 		for id, h := range lost {
 			taker.AwaitNode(h.Name, "ready")

@@ -107,9 +107,7 @@ func TestLeadersChange(t *testing.T) {
 func nodeOnly(t *testing.T, h *testhost.Host) {
 	t.Helper()
 	config, err := os.ReadFile(h.Path("agent.hcl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	const block = `csi_driver "shared" {`
 	h.Write("agent.hcl", strings.Replace(string(config), block, block+"\n  type = \"node\"", 1))
 }
@@ -225,9 +223,7 @@ func start(ctx context.Context, c *api.Client, workload string, volumes ...strin
 func claimsOn(t *testing.T, through, of *testhost.Host) []*hostv1.Claim {
 	t.Helper()
 	n, err := through.Node(of.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return n.GetClaims()
 }
 

@@ -34,9 +34,7 @@ func pending[T any](t *testing.T, index uint64, ask func(q *api.QueryOptions) (T
 	return func() (T, *api.QueryMeta) {
 		t.Helper()
 		<-done
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		return value, meta
 	}
 }

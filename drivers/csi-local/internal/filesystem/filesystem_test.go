@@ -45,9 +45,7 @@ func TestParseOptions(t *testing.T) {
 
 func TestWithReadOnlyDoesNotChangeItsReceiver(t *testing.T) {
 	o, err := ParseOptions([]string{"noatime"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if ro := o.WithReadOnly(); !ro.ReadOnly() || o.ReadOnly() || o.set&unix.MOUNT_ATTR_RDONLY != 0 {
 		t.Errorf("%+v and %+v", o, ro)
 	}

@@ -42,9 +42,7 @@ func TestAcquireFindsWhatIsThere(t *testing.T) {
 	path := image(t)
 	expect(t, path, 0)
 	first, hold, err := Acquire(t.Context(), path, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	hold.Close()
 	second, hold, err := Acquire(t.Context(), path, Options{})
 	if err != nil || second != first {
@@ -90,9 +88,7 @@ func TestAutoClear(t *testing.T) {
 func TestAnotherFileOfTheSameName(t *testing.T) {
 	path := image(t)
 	dev, hold, err := Acquire(t.Context(), path, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	hold.Close()
 	other := filepath.Join(t.TempDir(), filepath.Base(path))
 	check.NoError(t, os.WriteFile(other, make([]byte, 1<<20), 0o600))
@@ -106,9 +102,7 @@ func TestAnotherFileOfTheSameName(t *testing.T) {
 func TestDeletedImageIsFound(t *testing.T) {
 	path := image(t)
 	_, hold, err := Acquire(t.Context(), path, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	hold.Close()
 	check.NoError(t, os.Remove(path))
 	expect(t, path, 1)
@@ -117,9 +111,7 @@ func TestDeletedImageIsFound(t *testing.T) {
 func TestResize(t *testing.T) {
 	path := image(t)
 	dev, hold, err := Acquire(t.Context(), path, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	hold.Close()
 	check.NoError(t, os.Truncate(path, 4<<20))
 	check.NoError(t, dev.Resize())

@@ -19,9 +19,7 @@ const mib = 1 << 20
 func sparseFile(t testing.TB, path string, size int64, data map[int64][]byte) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	check.NoError(t, f.Truncate(size))
 	for at, b := range data {
 		if _, err := f.WriteAt(b, at); err != nil {

@@ -16,9 +16,7 @@ import (
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
 }

@@ -99,15 +99,11 @@ func TestOthersListen(t *testing.T) {
 			address := net.JoinHostPort(host, fmt.Sprint(first))
 			if kind == "tcp" {
 				l, err := net.Listen(kind, address)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.NoError(t, err)
 				defer l.Close()
 			} else {
 				l, err := net.ListenPacket(kind, address)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.NoError(t, err)
 				defer l.Close()
 			}
 			a := New(first, first+1)

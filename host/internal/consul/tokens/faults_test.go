@@ -520,9 +520,7 @@ func TestTwoBlocksOfOneConsul(t *testing.T) {
 	lives := w.start("w", "a", "default", "web")[0]
 	w.derive(lives)
 	cluster, err := w.clusterID(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	unknown := identity.Token{
 		Accessor: w.nextID(),
 		Subject:  identity.Subject{Cluster: cluster, Node: "a", Namespace: "default", Workload: "gone", Service: "web"},
@@ -588,9 +586,7 @@ func TestList(t *testing.T) {
 	list := func(namespace, workload string) (ids []string) {
 		t.Helper()
 		all, err := w.List(w.within(), namespace, workload)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		for _, l := range all {
 			if l.Orphan != (l.Workload == ref("x")) || l.Accessor != l.ID {
 				t.Errorf("%+v", l)
@@ -675,9 +671,7 @@ func TestNoSecretIsTold(t *testing.T) {
 		t.Errorf("told: %s", text)
 	}
 	err = w.ledger.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, secret := range append(f.jwts, "secret-of-") {
 		if strings.Contains(text, secret) {
 			t.Errorf("a secret is visible: %s", text)

@@ -30,18 +30,14 @@ func files(t *testing.T, dir string) map[string]string {
 		all[path] = string(content)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return all
 }
 
 func keySet(t *testing.T, w *world) jose.JSONWebKeySet {
 	t.Helper()
 	raw, err := w.JWKS(w.within())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	var set jose.JSONWebKeySet
 	check.NoError(t, json.Unmarshal(raw, &set))
 	return set
@@ -56,9 +52,7 @@ func TestJWTNamesItsSubject(t *testing.T) {
 		t.Fatalf("%d JWTs", len(f.jwts))
 	}
 	parsed, err := jwt.ParseSigned(f.jwts[0], []jose.SignatureAlgorithm{jose.ES256})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	set := keySet(t, w)
 	if len(set.Keys) != 1 || !set.Keys[0].IsPublic() || set.Keys[0].KeyID != parsed.Headers[0].KeyID ||
 		set.Keys[0].KeyID == "" || set.Keys[0].Use != "sig" {
@@ -68,9 +62,7 @@ func TestJWTNamesItsSubject(t *testing.T) {
 	var registered jwt.Claims
 	check.NoError(t, parsed.Claims(set.Keys[0].Key, &got, &registered))
 	cluster, err := w.clusterID(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for claim, want := range map[string]any{
 		"iss": "pannier", "sub": "default/w/web", "pannier_cluster": cluster, "pannier_node": "a",
 		"pannier_namespace": "default", "pannier_workload": "w", "pannier_service": "web",
@@ -96,9 +88,7 @@ func TestJWTIsForItsConsul(t *testing.T) {
 	w.Audiences = map[string]string{"login": "consul.example"}
 	w.derive(w.start("w", "a", "login", "web")[0])
 	parsed, err := jwt.ParseSigned(f.jwts[0], []jose.SignatureAlgorithm{jose.ES256})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	var got jwt.Claims
 	if err := parsed.UnsafeClaimsWithoutVerification(&got); err != nil || !got.Audience.Contains("consul.example") ||
 		len(got.Audience) != 1 {
@@ -125,9 +115,7 @@ func TestKeyIsMadeOnce(t *testing.T) {
 	w.ledger.Restart(t)
 	w.open(w.Config)
 	again, err := w.JWKS(w.within())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, set := range sets {
 		if set != string(again) {
 			t.Fatalf("there are the keys %s and %s", set, again)
@@ -157,9 +145,7 @@ func TestKeyIsSealed(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	check.NoError(t, os.Remove(filepath.Join(w.dir, "secrets.key")))
 	w.open(w.Config)
 	if _, err := w.JWKS(w.within()); err == nil || !strings.Contains(err.Error(), "a secrets key other than") {

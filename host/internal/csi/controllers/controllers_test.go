@@ -347,17 +347,13 @@ func TestWaitingEndsWithTheCaller(t *testing.T) {
 	p.proceed <- struct{}{}
 
 	unlock, err := c.Exclusive(t.Context(), vol.VolumeRef)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if _, err := c.Exclusive(ctx, vol.VolumeRef); !errors.Is(err, gone) {
 		t.Error(err)
 	}
 	unlock()
 	unlock, err = c.Exclusive(t.Context(), vol.VolumeRef)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	unlock()
 	if n := c.volumes.Len(); n != 0 {
 		t.Errorf("%d locks are left behind", n)
@@ -370,9 +366,7 @@ func TestCreate(t *testing.T) {
 	want := vol
 	want.ExternalID, want.CapacityMin, want.CapacityMax, want.Parameters = "", 5, 9, map[string]string{"sku": "x"}
 	made, err := c.Create(t.Context(), want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if made.ExternalID != "ext-1" || made.Capacity != 7 || made.Context["k"] != "v" ||
 		made.Topologies[0].Segments["rack"] != "r1" || made.ID != "mysql" {
 		t.Errorf("got %+v", made)

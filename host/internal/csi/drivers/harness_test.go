@@ -207,9 +207,7 @@ func serve(t *testing.T, socket string, d *csiDriver) (stop func()) {
 	t.Helper()
 	check.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o700))
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	server := d.server()
 	var wg sync.WaitGroup
 	wg.Go(func() { server.Serve(listener) })
@@ -483,9 +481,7 @@ func supervised(id string, args ...string) Spec {
 func shortDir(t *testing.T) string {
 	check.Parallel(t)
 	dir, err := os.MkdirTemp("", "drv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }

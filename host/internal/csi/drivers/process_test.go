@@ -99,18 +99,12 @@ func hostMain(dataDir, spec string) {
 func hostProcess(t *testing.T, dataDir string, spec Spec) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	text, err := json.Marshal(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	cmd := exec.Command(self, "a-host", dataDir, string(text))
 	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { out.Close() })
 	cmd.Stdout, cmd.Stderr = out, out
 	check.NoError(t, cmd.Start())
@@ -178,9 +172,7 @@ func TestProcessIsFoundByItsIntent(t *testing.T) {
 	rec := record{Spec: spec, Launch: &launch{Runs: runs(spec), Process: run.Intent()}}
 	check.NoError(t, rec.save(dataDir))
 	proc, err := process.Start(run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { proc.Stop(context.Background()) })
 	h := open(t, dataDir, supervised("a"))
 	if d := h.healthy("a"); d.PID != proc.PID() {
@@ -398,9 +390,7 @@ func TestEnvironment(t *testing.T) {
 	h := open(t, shortDir(t), supervised("a"))
 	d := h.healthy("a")
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, kv := range strings.Split(strings.Trim(string(env), "\x00"), "\x00") {
 		switch name, value, _ := strings.Cut(kv, "="); name {
 		case "PATH", "PANNIER_PROCESS_ID":
@@ -419,17 +409,13 @@ func TestEnvironment(t *testing.T) {
 func TestEnvironmentOfTheConfiguration(t *testing.T) {
 	dataDir := shortDir(t)
 	secret := filepath.Join(dataDir, "token")
-	if err := os.WriteFile(secret, []byte("s3same-token\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(secret, []byte("s3same-token\n"), 0o600))
 	spec := supervised("a")
 	spec.Env = map[string]string{"REGION": "east", "TOKEN": "file://" + secret, "PATH": "/opt/bin"}
 	h := open(t, dataDir, spec)
 	d := h.healthy("a")
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, want := range []string{"REGION=east", "TOKEN=s3same-token", "PATH=/opt/bin"} {
 		if !strings.Contains("\x00"+string(env), "\x00"+want+"\x00") {
 			t.Errorf("%s is not in %q", want, env)
@@ -454,9 +440,7 @@ func TestEnvironmentOfTheConfiguration(t *testing.T) {
 func TestUnusableRecordStopsTheStart(t *testing.T) {
 	dataDir := shortDir(t)
 	text, err := json.Marshal(record{Version: recordVersion + 1, Spec: Spec{ID: "a"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	check.NoError(t, os.MkdirAll(dir(dataDir, "a"), 0o700))
 	for _, content := range []string{string(text), "{", ""} {
 		check.NoError(t, os.WriteFile(recordPath(dataDir, "a"), []byte(content), 0o600))
@@ -474,9 +458,7 @@ func TestGone(t *testing.T) {
 		t.Error("a socket that is not there is not gone")
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if gone(socket) {
 		t.Error("a listener that accepts nothing is gone")
 	}

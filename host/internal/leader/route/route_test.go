@@ -68,9 +68,7 @@ func (w *world) do(ctx context.Context, c Call) error {
 func TestForgedLeaves(t *testing.T) {
 	w := newWorld()
 	w.leader = "c"
-	if err := w.do(t.Context(), Call{}); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, w.do(t.Context(), Call{}))
 	w.gossip = nil
 	if err := w.do(t.Context(), Call{Search: time.Millisecond}); err != nil || !slices.Equal(w.asked, []string{"c"}) {
 		t.Errorf("asked %q: %v", w.asked, err)

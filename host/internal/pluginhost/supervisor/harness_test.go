@@ -49,9 +49,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sv") // short: sockets go below it
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	w := &world{t: t, log: &output{}}
 	w.cfg = supervisor.Config{
 		PluginDir:    filepath.Join(dir, "plugins"),
@@ -67,9 +65,7 @@ func newWorld(t *testing.T) *world {
 			w.events = append(w.events, e)
 		},
 	}
-	if err := os.MkdirAll(w.cfg.PluginDir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(w.cfg.PluginDir, 0o755))
 	t.Cleanup(func() {
 		for _, pid := range w.pids() {
 			t.Errorf("process %d was left", pid)
@@ -135,14 +131,10 @@ var (
 func copyFile(t *testing.T, from, to string) {
 	t.Helper()
 	in, err := os.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer in.Close()
 	out, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer out.Close()
 	if _, err := io.Copy(out, in); err != nil {
 		t.Fatal(err)

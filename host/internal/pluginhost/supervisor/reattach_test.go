@@ -263,22 +263,16 @@ func TestStrangerIsNotTouched(t *testing.T) {
 	h.kill()
 	killProcess(t, pid)
 	stranger := exec.Command("sleep", "1000")
-	if err := stranger.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, stranger.Start())
 	defer func() { stranger.Process.Kill(); stranger.Wait() }()
 	path := w.cfg.DataDir + "/plugins/fixture.json"
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	old, now := `"pid": `+strconv.Itoa(pid), `"pid": `+strconv.Itoa(stranger.Process.Pid)
 	if !strings.Contains(string(data), old) {
 		t.Fatalf("no %s in %s", old, data)
 	}
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(data), old, now)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(data), old, now)), 0o600))
 	w.cfg.StopPlugins = true
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -294,9 +288,7 @@ func TestRecordThatCannotBeReadStartsNothing(t *testing.T) {
 	mustCall(t, s, "fixture", "")
 	s.Close()
 	path := w.cfg.DataDir + "/plugins/fixture.json"
-	if err := os.WriteFile(path, []byte(`{"format": 99, "name": "fixture"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, []byte(`{"format": 99, "name": "fixture"}`), 0o600))
 	s = w.open()
 	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Failed })
 	if !strings.Contains(st.LastError, "newer host") || len(w.pids()) != 0 {
@@ -353,9 +345,7 @@ func TestDieWithHost(t *testing.T) {
 
 func killProcess(t *testing.T, pid int) {
 	t.Helper()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	waitFor(t, "the end of a killed process", func() bool { return !alive(pid) })
 }
 

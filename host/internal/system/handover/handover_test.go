@@ -40,9 +40,7 @@ func (s server) Close() error {
 func serveOn(t *testing.T, s *Sockets, address string, begun *sync.Map) server {
 	t.Helper()
 	l, err := s.Listen("api", address, true, func() (net.Listener, error) { return net.Listen("unix", address) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	blocked, unblock := make(chan struct{}), make(chan struct{})
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
@@ -81,9 +79,7 @@ func serveOn(t *testing.T, s *Sockets, address string, begun *sync.Map) server {
 // next hands everything over to other Sockets, as Exec and Inherit do.
 func next(t *testing.T, s *Sockets, server server) *Sockets {
 	t.Helper()
-	if err := errors.Join(s.Hold(t.Context()), server.Close()); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(s.Hold(t.Context()), server.Close()))
 	return s.next()
 }
 
@@ -165,9 +161,7 @@ func TestARequestIsNotBegunTwice(t *testing.T) {
 			s := NewSockets(nil)
 			first := serveOn(t, s, address, new(sync.Map))
 			client, err := net.Dial("unix", address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			defer client.Close()
 			if _, err := io.WriteString(client, request[:part]); err != nil {
 				t.Fatal(err)
@@ -189,18 +183,14 @@ func TestARequestIsNotBegunTwice(t *testing.T) {
 			}
 			if part == 0 {
 				noAnswer(t, client)
-				if err := first.Close(); err != nil {
-					t.Fatal(err)
-				}
+				check.NoError(t, first.Close())
 				s = s.next()
 				first = serveOn(t, s, address, first.begun)
 				s.Release()
 			}
 			defer first.Close()
 			resp, err := http.ReadResponse(bufio.NewReader(client), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			defer resp.Body.Close()
 			if got, err := io.ReadAll(resp.Body); err != nil || string(got) != "body" {
 				t.Errorf("the answer is %s: %q (%v)", resp.Status, got, err)
@@ -212,15 +202,11 @@ func TestARequestIsNotBegunTwice(t *testing.T) {
 // noAnswer fails if a server answers.
 func noAnswer(t *testing.T, client net.Conn) {
 	t.Helper()
-	if err := client.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, client.SetReadDeadline(time.Now().Add(50 * time.Millisecond)))
 	if n, err := client.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("there is an answer (%v)", err)
 	}
-	if err := client.SetReadDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, client.SetReadDeadline(time.Time{}))
 }
 
 // TestTheNextRequestStaysInTheSocket: of a request that comes while the one before is answered nothing is read, so that
@@ -230,9 +216,7 @@ func TestTheNextRequestStaysInTheSocket(t *testing.T) {
 	s := NewSockets(nil)
 	first := serveOn(t, s, address, new(sync.Map))
 	client, err := net.Dial("unix", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer client.Close()
 	request := func(path, body string) {
 		if _, err := fmt.Fprintf(client, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", path, len(body),
@@ -244,9 +228,7 @@ func TestTheNextRequestStaysInTheSocket(t *testing.T) {
 	answer := func(want string) {
 		t.Helper()
 		resp, err := http.ReadResponse(answers, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		defer resp.Body.Close()
 		if got, err := io.ReadAll(resp.Body); err != nil || string(got) != want {
 			t.Errorf("the answer is %s: %q (%v), want %q", resp.Status, got, err, want)
@@ -261,9 +243,7 @@ func TestTheNextRequestStaysInTheSocket(t *testing.T) {
 	check.Eventually(t, "calls are held back", s.Held)
 	close(first.unblock)
 	answer(first.blocks)
-	if err := errors.Join(<-held, first.Close()); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(<-held, first.Close()))
 	s = s.next()
 	defer serveOn(t, s, address, first.begun).Close()
 	s.Release()
@@ -278,8 +258,9 @@ func (s *Sockets) await(t *testing.T, is func(c *Conn) bool) {
 		defer s.mu.Unlock()
 		for c := range s.conns {
 			c.mu.Lock()
-			defer c.mu.Unlock()
-			return is(c)
+			ok := is(c)
+			c.mu.Unlock()
+			return ok
 		}
 		return false
 	})
@@ -314,17 +295,11 @@ read begin
 echo '{"up": true}' >&3
 read end
 `
-	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(program, []byte(script), 0o700))
 	next, err := NewSockets(nil).Propose(t.Context(), program, "-try", io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer next.End()
-	if err := next.Try(t.Context(), check.Patience); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, next.Try(t.Context(), check.Patience))
 	select {
 	case <-next.ended:
 	default:

@@ -89,7 +89,8 @@ func (s *Sockets) Unused() (addresses []string) {
 func (s *Sockets) Listen(name, address string, plain bool, open func() (net.Listener, error)) (*Listener, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k, err := s.inherit(func(i kept) bool { return i.Address == address && (i.Name == name || i.Activated) }), error(nil)
+	var err error
+	k := s.inherit(func(i kept) bool { return i.Address == address && (i.Name == name || i.Activated) })
 	if k.file != nil {
 		k.listener, err = net.FileListener(k.file)
 	} else if k.listener, err = open(); err == nil {
@@ -296,7 +297,7 @@ func (l *Listener) Close() error { return l.close() }
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		changed := l.sockets.changed.Wait()
-		if !l.sockets.tried && !(l.plain && l.sockets.Held()) {
+		if !l.sockets.tried && (!l.plain || !l.sockets.Held()) {
 			break
 		}
 		select {

@@ -1,6 +1,6 @@
 // Package servicemanager tells the service manager that has started this process, such as systemd, how it is
-// (sd_notify(3)). The variables are taken out of the environment, so that plugins, drivers and a program that is tried do
-// not report for the agent; Environ has them for the program that replaces it in the same process.
+// (sd_notify(3)). The variables are taken out of the environment, so that plugins, drivers and a program that is tried
+// do not report for the agent; Environ has them for the program that replaces it in the same process.
 package servicemanager
 
 import (

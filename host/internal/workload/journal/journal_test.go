@@ -24,9 +24,7 @@ const numbers journal.Bucket[record] = "numbers"
 func open(t *testing.T, dir string) *journal.Journal {
 	t.Helper()
 	j, err := journal.Open(dir, hclog.NewNullLogger())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() {
 		if err := j.Close(); err != nil {
 			t.Error(err)
@@ -41,9 +39,7 @@ func all(t *testing.T, j *journal.Journal) map[string]int {
 	err := j.View(func(tx *journal.Tx) error {
 		return numbers.Each(tx, func(key string, r *record) error { got[key] = r.N; return nil })
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return got
 }
 
@@ -141,12 +137,8 @@ func TestSurvivesKill(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestSurvivesKill$")
 	cmd.Env = append(os.Environ(), "JOURNAL_WRITER="+dir)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
+	check.NoError(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	lines := bufio.NewScanner(out)
 	last := -1
@@ -158,9 +150,7 @@ func TestSurvivesKill(t *testing.T) {
 	if last < 200 {
 		t.Fatalf("the writer ended after %d", last)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, cmd.Process.Kill())
 	for lines.Scan() {
 		if n, err := strconv.Atoi(lines.Text()); err == nil {
 			last = n

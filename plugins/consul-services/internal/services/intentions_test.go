@@ -41,18 +41,14 @@ func asking(node string, sources ...string) registration.Instance {
 // set sets the intentions of an instance, or takes them back.
 func (r *rig) set(t *testing.T, i registration.Instance) {
 	t.Helper()
-	if err := r.SetIntentions(t.Context(), r.consul, i); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, r.SetIntentions(t.Context(), r.consul, i))
 }
 
 // entry returns the sources of the service db with their actions; empty without an entry.
 func (r *rig) entry(t *testing.T) string {
 	t.Helper()
 	entries, _, err := r.admin.ConfigEntries().List(api.ServiceIntentions, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	var all []string
 	for _, e := range entries {
 		for _, s := range e.(*api.ServiceIntentionsConfigEntry).Sources {
@@ -74,9 +70,7 @@ func (r *rig) wantEntry(t *testing.T, want string) {
 func (r *rig) allowed(t *testing.T, source string) bool {
 	t.Helper()
 	yes, _, err := r.admin.Connect().IntentionCheck(&api.IntentionCheck{Source: source, Destination: "db"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return yes
 }
 

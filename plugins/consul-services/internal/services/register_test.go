@@ -364,9 +364,7 @@ func TestGateways(t *testing.T) {
 	entries := r.admin.ConfigEntries()
 	read := func(kind, name string) api.ConfigEntry {
 		e, _, err := entries.Get(kind, name, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		return e
 	}
 	ingress, terminating := read(api.IngressGateway, "in"), read(api.TerminatingGateway, "out")

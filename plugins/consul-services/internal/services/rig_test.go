@@ -116,9 +116,7 @@ func (r *rig) syncFrom(t *testing.T, index uint64, instances ...registration.Ins
 	t.Helper()
 	index, changes, err := r.Sync(t.Context(), r.consul,
 		registration.SyncRequest{Owner: owner, Instances: instances, Index: index, Wait: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	var done []string
 	for _, c := range changes {
 		done = append(done, fmt.Sprintf("%s %s: %s", c.Action, strings.TrimPrefix(c.ID, "pannier:n1:default:w:"), c.Reason))
@@ -154,9 +152,7 @@ func (r *rig) settled(t *testing.T, instances ...registration.Instance) (index u
 func (r *rig) inCatalog(t *testing.T, id string) *api.AgentService {
 	t.Helper()
 	list, _, err := r.admin.Catalog().NodeServiceList("server-0", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, s := range list.Services {
 		if s.ID == id {
 			return s
@@ -169,9 +165,7 @@ func (r *rig) inCatalog(t *testing.T, id string) *api.AgentService {
 func (r *rig) checks(t *testing.T, id string) map[string]*api.HealthCheck {
 	t.Helper()
 	all, _, err := r.admin.Health().Node("server-0", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	out := map[string]*api.HealthCheck{}
 	for _, c := range all {
 		if c.ServiceID == id {

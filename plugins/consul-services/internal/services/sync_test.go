@@ -24,16 +24,12 @@ import (
 func (r *rig) agentHas(t *testing.T, i registration.Instance, change func(*api.AgentServiceRegistration)) {
 	t.Helper()
 	message, err := i.Service.ToProto() // a copy, because the maps belong to the test
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if i.Service, err = service.FromProto(message); err != nil {
 		t.Fatal(err)
 	}
 	w, err := want(i)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	change(w.registration)
 	check.NoError(t, r.admin.Agent().ServiceRegisterOpts(w.registration,
 		api.ServiceRegisterOpts{ReplaceExistingChecks: true}))
@@ -302,9 +298,7 @@ func TestForeign(t *testing.T) {
 func (r *rig) agentHasPort(t *testing.T, i registration.Instance, port int) {
 	t.Helper()
 	w, err := want(i)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	w.registration.Port = port
 	check.NoError(t, r.admin.Agent().ServiceRegister(w.registration))
 }

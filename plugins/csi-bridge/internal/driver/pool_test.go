@@ -23,20 +23,14 @@ import (
 func TestPoolSharesAndForgets(t *testing.T) {
 	p := NewPool(hclog.NewNullLogger(), DefaultTiming)
 	a, releaseA, err := p.Acquire("unix:///run/a/../a.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	b, releaseB, err := p.Acquire("/run/a.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if a != b {
 		t.Error("two connections for one endpoint")
 	}
 	other, releaseOther, err := p.Acquire("/run/other.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	releaseOther()
 	releaseA()
 	later := time.Now().Add(2 * idleAfter)
@@ -66,9 +60,7 @@ func TestNoCallOutsideDo(t *testing.T) {
 	p := NewPool(hclog.NewNullLogger(), DefaultTiming)
 	t.Cleanup(func() { _ = p.Close() })
 	c, release, err := p.Acquire("/run/a.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer release()
 	if _, err := c.Identity.Probe(t.Context(), &csi.ProbeRequest{}); status.Code(err) != codes.Internal {
 		t.Errorf("got %v", err)
@@ -81,18 +73,14 @@ func TestCapabilitiesAreKeptForTheirConnection(t *testing.T) {
 	p := NewPool(hclog.NewNullLogger(), DefaultTiming)
 	t.Cleanup(func() { _ = p.Close() })
 	c, release, err := p.Acquire(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer release()
 	for process := range 2 {
 		d := &countingDriver{}
 		s := grpc.NewServer()
 		csi.RegisterNodeServer(s, d)
 		l, err := net.Listen("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		go func() { _ = s.Serve(l) }()
 		for range 3 {
 			caps, err := Do(t.Context(), c, Op{RPC: Probe, Driver: "d"}, c.NodeCaps)

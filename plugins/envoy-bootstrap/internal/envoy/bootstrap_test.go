@@ -137,9 +137,7 @@ func TestOneForAList(t *testing.T) {
 			"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
 			"stat_prefix": "s", "route_config": {"virtual_hosts": {"name": "v", "domains": "*", "typed_per_filter_config": {"f": {
 				"@type": "type.googleapis.com/envoy.extensions.filters.http.cors.v3.CorsPolicy", "allow_origin_string_match": {"exact": "o"}}}}}}}}}`}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	var compact bytes.Buffer
 	check.NoError(t, json.Compact(&compact, out))
 	for _, want := range []string{

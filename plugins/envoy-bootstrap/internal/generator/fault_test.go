@@ -244,9 +244,7 @@ func TestAgentWithoutXDS(t *testing.T) {
 	r.at.GRPCAddress = ""
 	r.at.TokenFile = r.consul.TokenFile(t, r.consul.Management)
 	self, err := json.Marshal(map[string]any{"xDS": map[string]any{"Ports": map[string]int{"Plaintext": -1, "TLS": 0}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	r.proxy.Add(consul.Match{Path: "/v1/agent/self"}, consul.Status(http.StatusOK, string(self)))
 	r.fails(t.Context(), t, r.req, codes.FailedPrecondition, "does not serve xDS", "ports.grpc", "grpc_address")
 }

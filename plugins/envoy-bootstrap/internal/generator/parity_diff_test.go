@@ -80,9 +80,7 @@ func diffBootstraps(t *testing.T, theirs, ours []byte) []diff {
 		ads["grpc_services"] = []any{one}
 	}
 	theirs, err := json.Marshal(tree)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return append(diffs, diffTrees("", canonical(t, "Consul's", theirs), canonical(t, "our", ours))...)
 }
 
@@ -100,9 +98,7 @@ func canonical(t *testing.T, whose string, text []byte) any {
 		return asIs
 	}
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(&b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	var tree any
 	check.NoError(t, json.Unmarshal(raw, &tree))
 	return tree

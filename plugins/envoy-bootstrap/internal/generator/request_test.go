@@ -26,9 +26,7 @@ func TestStable(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	first, err := generate(t, r.at, r.req, r.secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	before := r.proxy.Count("", "/")
 	g := New(hclog.NewNullLogger())
 	defer g.Close()

@@ -32,9 +32,7 @@ func TestStream(t *testing.T) {
 		Local:             true,
 		ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}},
 	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	b := bootstrapFile(t, c, web.ID, token.SecretID)
 	if got := xds.Token(b); got != token.SecretID {
 		t.Errorf("the bootstrap does not have the proxy's token")
@@ -76,13 +74,9 @@ func TestStreamTrustsOneCA(t *testing.T) {
 	at := c.Service("default", "")
 	at.GRPCCAFile = "testdata/ca.pem"
 	out, err := generate(t, at, asked(web.ID, c.TokenFile(t, secret)), secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	b, err := xds.Parse(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	mustRefuse(ctx, t, b, codes.Unavailable)
@@ -92,15 +86,11 @@ func TestStreamTrustsOneCA(t *testing.T) {
 func bootstrapFile(t *testing.T, c *consul.Cluster, proxyID, secret string) *bootstrapv3.Bootstrap {
 	t.Helper()
 	out, err := generate(t, c.Service("default", ""), asked(proxyID, c.TokenFile(t, secret)), secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "envoy_bootstrap.json")
 	check.NoError(t, os.WriteFile(path, out, 0o400))
 	b, err := xds.Read(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return b
 }
 
@@ -111,9 +101,7 @@ func setToken(b *bootstrapv3.Bootstrap, secret string) {
 func open(ctx context.Context, t *testing.T, b *bootstrapv3.Bootstrap) *xds.Stream {
 	t.Helper()
 	stream, err := xds.Open(ctx, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() {
 		if err := stream.Close(); err != nil {
 			t.Error(err)

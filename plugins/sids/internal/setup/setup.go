@@ -123,7 +123,7 @@ func (s *setup) run(ctx context.Context) error {
 	}
 	s.acl = client.ACL()
 	if len(s.SidsConfig) > 0 {
-		file, err := tokens.TokenFile(s.SidsConfig, s.Consul.Name)
+		file, err := tokens.TokenFile(s.SidsConfig, s.Consul.Name) //nolint:contextcheck // it reads a text
 		if err != nil {
 			return fmt.Errorf("plugin \"sids\": config: %w", err)
 		}

@@ -52,9 +52,7 @@ func TestLogin(t *testing.T) {
 		t.Errorf("the token ends in %v, want an hour", left)
 	}
 	there, _, err := w.Client(w.Management).ACL().TokenRead(token.Accessor, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if err := checkLogin(there, "web"); err != nil {
 		t.Errorf("in Consul: the token %v", err)
 	}

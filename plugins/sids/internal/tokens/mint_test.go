@@ -30,9 +30,7 @@ func TestMint(t *testing.T) {
 	}
 
 	there, _, err := w.Client(w.Management).ACL().TokenRead(req.ID, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if there.SecretID != secret || there.Description != "_pannier_si [c1] [n1] [default/web-1] [web]" {
 		t.Errorf("in Consul: got the description %q, the same secret: %v", there.Description, there.SecretID == secret)
 	}
@@ -91,9 +89,7 @@ func TestMintTaken(t *testing.T) {
 		ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}},
 		Policies:          []*api.ACLTokenPolicyLink{{Name: "pannier-sids"}},
 	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	w.secrets = append(w.secrets, made.SecretID)
 	_, _, err = w.issuer.Derive(t.Context(), w.consul, strong)
 	w.want(t, err, codes.AlreadyExists, strong.ID, "more than a service identity")

@@ -66,9 +66,7 @@ func newIssuer(t *testing.T, config string) *Issuer {
 func (w *world) derive(t *testing.T, req identity.DeriveRequest) (identity.Token, string) {
 	t.Helper()
 	token, secret, err := w.issuer.Derive(t.Context(), w.consul, req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	w.secrets = append(w.secrets, secret)
 	return token, secret
 }
@@ -131,13 +129,9 @@ type signer struct {
 func newSigner(t *testing.T) *signer {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	der, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return &signer{key: key, pem: string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))}
 }
 
@@ -148,9 +142,7 @@ func (s *signer) jwks(t *testing.T) []byte {
 		Key: &s.key.PublicKey, KeyID: "k1",
 		Algorithm: "ES256", Use: "sig",
 	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return text
 }
 
@@ -166,13 +158,9 @@ func (s *signer) sign(t *testing.T, claims map[string]any) string {
 	t.Helper()
 	options := (&jose.SignerOptions{}).WithType("JWT").WithHeader("kid", "k1")
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: s.key}, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	text, err := jwt.Signed(signer).Claims(claims).Serialize()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return text
 }
 

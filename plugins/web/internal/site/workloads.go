@@ -77,7 +77,7 @@ func (s *Site) elsewhere(ctx context.Context, here string) (all []elsewhere, err
 		asking.Go(func() error {
 			res, err := s.API.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: node.GetName()})
 			if err != nil {
-				return nil //nolint:nilerr // it was purged
+				return nil // it was purged
 			}
 			mu.Lock()
 			defer mu.Unlock()
