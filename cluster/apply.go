@@ -29,8 +29,7 @@ func (n *Node) Identity(ctx context.Context) (claim.Cluster, error) {
 	if err != nil || found {
 		return standing, err
 	}
-	result, err := apply[command.IdentifyResult](ctx, n, &command.Identify{Cluster: claim.Cluster{ID: rand.Text()}})
-	return result.Cluster, err
+	return apply[claim.Cluster](ctx, n, &command.Identify{Cluster: claim.Cluster{ID: rand.Text()}})
 }
 
 // apply sends a command to the leader, this server or another. A command that may be sent several times has a key,

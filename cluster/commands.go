@@ -123,22 +123,19 @@ func (c Commands) DeleteTokens(ctx context.Context, ids ...string) (command.Dele
 // PutSigningKey sets the cluster's signing key and returns the stored key, which is the first one that was set.
 // Errors: ErrInvalid.
 func (c Commands) PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.SigningKey, error) {
-	result, err := apply[command.PutSigningKeyResult](ctx, c.to, &command.PutSigningKey{Key: k})
-	return result.Key, err
+	return apply[claim.SigningKey](ctx, c.to, &command.PutSigningKey{Key: k})
 }
 
 // RotateSigningKey begins a rotation of the signing key, unless one is under way, and returns the present one. Errors:
 // ErrConflict if there is no key yet; ErrInvalid.
 func (c Commands) RotateSigningKey(ctx context.Context, next claim.SigningKey) (claim.KeyRotation, error) {
-	result, err := apply[command.RotateSigningKeyResult](ctx, c.to, &command.RotateSigningKey{Next: next})
-	return result.Rotation, err
+	return apply[claim.KeyRotation](ctx, c.to, &command.RotateSigningKey{Next: next})
 }
 
 // AdvanceKeyRotation ends the present phase of a rotation. Errors: ErrConflict if it has ended.
 func (c Commands) AdvanceKeyRotation(ctx context.Context, is claim.KeyRotation) (claim.KeyRotation, error) {
-	result, err := apply[command.RotateSigningKeyResult](ctx, c.to,
+	return apply[claim.KeyRotation](ctx, c.to,
 		&command.AdvanceKeyRotation{Key: is.Key.ID, Phase: is.Phase})
-	return result.Rotation, err
 }
 
 // AwaitWorkload records that a workload waits on a node for others to end, and returns those that have not. It may
@@ -175,62 +172,53 @@ func (c Commands) SetNodeStatus(ctx context.Context, name string, status claim.N
 
 // SetNodeDuty records an operator's settings for a node. Errors: ErrNodeNotFound.
 func (c Commands) SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error) {
-	result, err := apply[command.SetNodeDutyResult](ctx, c.to, &duty)
-	return result.Node, err
+	return apply[claim.Node](ctx, c.to, &duty)
 }
 
 // PutLiveness records the lease that the leader promises to nodes from now on, and returns the previous
 // promise.
 func (c Commands) PutLiveness(ctx context.Context, l claim.Liveness) (claim.Liveness, error) {
-	result, err := apply[command.PutLivenessResult](ctx, c.to, &command.PutLiveness{Liveness: l})
-	return result.Before, err
+	return apply[claim.Liveness](ctx, c.to, &command.PutLiveness{Liveness: l})
 }
 
 // BootstrapACL makes the first management token. Errors: *acl.BootstrappedError if it was made before and reset is
 // not the index that this error names; ErrInvalid.
 func (c Commands) BootstrapACL(ctx context.Context, t acl.Token, reset uint64) (acl.Token, error) {
-	result, err := apply[command.BootstrapACLResult](ctx, c.to, &command.BootstrapACL{Token: t, ResetIndex: reset})
-	return result.Token, err
+	return apply[acl.Token](ctx, c.to, &command.BootstrapACL{Token: t, ResetIndex: reset})
 }
 
 // PutACLPolicies inserts or replaces policies, all or none, at most command.MaxPolicies, and returns the stored
 // ones. Errors: ErrInvalid.
 func (c Commands) PutACLPolicies(ctx context.Context, policies ...acl.Policy) ([]acl.Policy, error) {
-	result, err := apply[command.PutACLPoliciesResult](ctx, c.to, &command.PutACLPolicies{Policies: policies})
-	return result.Policies, err
+	return apply[[]acl.Policy](ctx, c.to, &command.PutACLPolicies{Policies: policies})
 }
 
 // DeleteACLPolicies removes policies, at most command.MaxItems, and returns the names that existed.
 func (c Commands) DeleteACLPolicies(ctx context.Context, names ...string) ([]string, error) {
-	result, err := apply[command.DeleteACLPoliciesResult](ctx, c.to, &command.DeleteACLPolicies{Names: names})
-	return result.Deleted, err
+	return apply[[]string](ctx, c.to, &command.DeleteACLPolicies{Names: names})
 }
 
 // PutACLRoles inserts or replaces roles, all or none, at most command.MaxItems, and returns the stored ones.
 // Errors: acl.ErrPolicyNotFound, ErrInvalid.
 func (c Commands) PutACLRoles(ctx context.Context, roles ...acl.Role) ([]acl.Role, error) {
-	result, err := apply[command.PutACLRolesResult](ctx, c.to, &command.PutACLRoles{Roles: roles})
-	return result.Roles, err
+	return apply[[]acl.Role](ctx, c.to, &command.PutACLRoles{Roles: roles})
 }
 
 // DeleteACLRoles removes roles, at most command.MaxItems, and returns the names that existed.
 func (c Commands) DeleteACLRoles(ctx context.Context, names ...string) ([]string, error) {
-	result, err := apply[command.DeleteACLRolesResult](ctx, c.to, &command.DeleteACLRoles{Names: names})
-	return result.Deleted, err
+	return apply[[]string](ctx, c.to, &command.DeleteACLRoles{Names: names})
 }
 
 // PutACLTokens inserts tokens, or changes the names, policies and roles of existing ones, all or none, at most
 // command.MaxItems, and returns the stored ones. Errors: acl.ErrPolicyNotFound, acl.ErrRoleNotFound; ErrConflict
 // if a secret is another token's, or if the secret, type or expiry of an existing token differs; ErrInvalid.
 func (c Commands) PutACLTokens(ctx context.Context, tokens ...acl.Token) ([]acl.Token, error) {
-	result, err := apply[command.PutACLTokensResult](ctx, c.to, &command.PutACLTokens{Tokens: tokens})
-	return result.Tokens, err
+	return apply[[]acl.Token](ctx, c.to, &command.PutACLTokens{Tokens: tokens})
 }
 
 // DeleteACLTokens removes tokens by accessor, at most command.MaxItems, and returns those that existed.
 func (c Commands) DeleteACLTokens(ctx context.Context, accessors ...string) ([]acl.Token, error) {
-	result, err := apply[command.DeleteACLTokensResult](ctx, c.to, &command.DeleteACLTokens{Accessors: accessors})
-	return result.Deleted, err
+	return apply[[]acl.Token](ctx, c.to, &command.DeleteACLTokens{Accessors: accessors})
 }
 
 // ExpireACLTokens removes the expired tokens, and returns them.
@@ -247,14 +235,12 @@ func (c Commands) ExpireACLTokens(ctx context.Context) (expired []acl.Token, err
 // PutSecretsKey records a key that encrypts secrets and, with active, makes it the one that encrypts from now on.
 // Errors: ErrInvalid.
 func (c Commands) PutSecretsKey(ctx context.Context, id string, active bool) (claim.SecretsKeys, error) {
-	result, err := apply[command.PutSecretsKeyResult](ctx, c.to, &command.PutSecretsKey{ID: id, Active: active})
-	return result.Keys, err
+	return apply[claim.SecretsKeys](ctx, c.to, &command.PutSecretsKey{ID: id, Active: active})
 }
 
 // RemoveSecretsKey removes a key with which nothing is encrypted any more. Errors: ErrConflict for the active key.
 func (c Commands) RemoveSecretsKey(ctx context.Context, id string) (claim.SecretsKeys, error) {
-	result, err := apply[command.PutSecretsKeyResult](ctx, c.to, &command.PutSecretsKey{ID: id, Gone: true})
-	return result.Keys, err
+	return apply[claim.SecretsKeys](ctx, c.to, &command.PutSecretsKey{ID: id, Gone: true})
 }
 
 // ResealVolume replaces a volume's encrypted secrets by the same secrets under another key, if the volume has not
@@ -262,11 +248,10 @@ func (c Commands) RemoveSecretsKey(ctx context.Context, id string) (claim.Secret
 func (c Commands) ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModifyIndex uint64, sealed []byte,
 	key string,
 ) (claim.Volume, error) {
-	result, err := apply[command.ResealVolumeResult](ctx, c.to, &command.ResealVolume{
+	return apply[claim.Volume](ctx, c.to, &command.ResealVolume{
 		Ref:           ref,
 		IfModifyIndex: ifModifyIndex, SealedSecrets: sealed, KeyID: key,
 	})
-	return result.Volume, err
 }
 
 // PutSnapshot records the name of a snapshot that its driver has taken. Errors: ErrSnapshotExists if it is the name of
@@ -277,8 +262,7 @@ func (c Commands) PutSnapshot(ctx context.Context, s claim.Snapshot) (command.Pu
 
 // DeleteSnapshot removes the names of a driver's snapshot, and returns them.
 func (c Commands) DeleteSnapshot(ctx context.Context, driver, id string) ([]claim.SnapshotRef, error) {
-	result, err := apply[command.DeleteSnapshotResult](ctx, c.to, &command.DeleteSnapshot{PluginID: driver, ID: id})
-	return result.Removed, err
+	return apply[[]claim.SnapshotRef](ctx, c.to, &command.DeleteSnapshot{PluginID: driver, ID: id})
 }
 
 // ResealSigningKey replaces the encrypted signing key by the same key under another secrets key, if it has not
@@ -286,7 +270,7 @@ func (c Commands) DeleteSnapshot(ctx context.Context, driver, id string) ([]clai
 func (c Commands) ResealSigningKey(ctx context.Context, read claim.SigningKey, sealed []byte, key string) error {
 	k := read
 	k.Sealed, k.SecretsKey = sealed, key
-	_, err := apply[command.PutSigningKeyResult](ctx, c.to, &command.PutSigningKey{Key: k, IfSealed: read.Sealed})
+	_, err := apply[claim.SigningKey](ctx, c.to, &command.PutSigningKey{Key: k, IfSealed: read.Sealed})
 	return err
 }
 

@@ -13,20 +13,10 @@ type BootstrapACL struct {
 	ResetIndex uint64    `json:"reset_index,omitempty"`
 }
 
-// BootstrapACLResult answers BootstrapACL.
-type BootstrapACLResult struct {
-	Token acl.Token
-}
-
 // PutACLPolicies inserts or replaces policies: all items or none.
 type PutACLPolicies struct {
 	Stamp
 	Policies []acl.Policy `json:"policies"` // at most MaxPolicies
-}
-
-// PutACLPoliciesResult answers PutACLPolicies with the stored policies.
-type PutACLPoliciesResult struct {
-	Policies []acl.Policy
 }
 
 // DeleteACLPolicies removes policies; roles and tokens that name them lose what they granted. Unknown names are
@@ -36,31 +26,16 @@ type DeleteACLPolicies struct {
 	Names []string `json:"names"` // at most MaxItems
 }
 
-// DeleteACLPoliciesResult answers DeleteACLPolicies with the names that existed.
-type DeleteACLPoliciesResult struct {
-	Deleted []string
-}
-
 // PutACLRoles inserts or replaces roles: all items or none. An unknown policy is acl.ErrPolicyNotFound.
 type PutACLRoles struct {
 	Stamp
 	Roles []acl.Role `json:"roles"` // at most MaxItems
 }
 
-// PutACLRolesResult answers PutACLRoles with the stored roles.
-type PutACLRolesResult struct {
-	Roles []acl.Role
-}
-
 // DeleteACLRoles removes roles. Unknown names are ignored.
 type DeleteACLRoles struct {
 	Stamp
 	Names []string `json:"names"` // at most MaxItems
-}
-
-// DeleteACLRolesResult answers DeleteACLRoles with the names that existed.
-type DeleteACLRolesResult struct {
-	Deleted []string
 }
 
 // PutACLTokens inserts tokens, or changes the name, policies and roles of existing ones: all items or none. An
@@ -71,20 +46,10 @@ type PutACLTokens struct {
 	Tokens []acl.Token `json:"tokens"` // at most MaxItems
 }
 
-// PutACLTokensResult answers PutACLTokens with the stored tokens.
-type PutACLTokensResult struct {
-	Tokens []acl.Token
-}
-
 // DeleteACLTokens removes tokens. Unknown accessors are ignored.
 type DeleteACLTokens struct {
 	Stamp
 	Accessors []string `json:"accessors"` // at most MaxItems
-}
-
-// DeleteACLTokensResult answers DeleteACLTokens with the tokens that existed.
-type DeleteACLTokensResult struct {
-	Deleted []acl.Token
 }
 
 // ExpireACLTokens removes expired tokens, the oldest MaxItems of them.

@@ -74,11 +74,6 @@ type SetNodeDuty struct {
 	Namespaces *[]string    `json:"namespaces,omitempty"`
 }
 
-// SetNodeDutyResult answers SetNodeDuty.
-type SetNodeDutyResult struct {
-	Node claim.Node
-}
-
 // DeleteDrivers removes the drivers that no node has, no volume names and that have not changed since
 // IfUnusedBefore.
 type DeleteDrivers struct {
@@ -98,20 +93,10 @@ type Identify struct {
 	Cluster claim.Cluster `json:"cluster"`
 }
 
-// IdentifyResult answers Identify with the stored identity.
-type IdentifyResult struct {
-	Cluster claim.Cluster
-}
-
 // PutLiveness records the lease that the leader promises to nodes from now on.
 type PutLiveness struct {
 	Stamp
 	Liveness claim.Liveness `json:"liveness"`
-}
-
-// PutLivenessResult answers PutLiveness with the previous promise.
-type PutLivenessResult struct {
-	Before claim.Liveness
 }
 
 // SetAutopilot changes how the leader manages the servers.
@@ -120,11 +105,6 @@ type SetAutopilot struct {
 	Change claim.AutopilotChange `json:"change"`
 	// First are the settings to change if the ledger has none: those that the leader uses.
 	First claim.Autopilot `json:"first"`
-}
-
-// SetAutopilotResult answers SetAutopilot with the settings from now on.
-type SetAutopilotResult struct {
-	Autopilot claim.Autopilot
 }
 
 // PutSigningKey sets the signing key of the cluster. Only the first one is stored.
@@ -136,21 +116,11 @@ type PutSigningKey struct {
 	IfSealed []byte `json:"if_sealed,omitempty"`
 }
 
-// PutSigningKeyResult answers PutSigningKey with the stored key.
-type PutSigningKeyResult struct {
-	Key claim.SigningKey
-}
-
 // RotateSigningKey begins a rotation of the signing key: Next is published from now on. A rotation that is under way
 // stays as it is. claim.ErrConflict: there is no key yet, or Next is it.
 type RotateSigningKey struct {
 	Stamp
 	Next claim.SigningKey `json:"next"`
-}
-
-// RotateSigningKeyResult answers RotateSigningKey and AdvanceKeyRotation with the rotation; empty: it has ended.
-type RotateSigningKeyResult struct {
-	Rotation claim.KeyRotation
 }
 
 // AdvanceKeyRotation ends a phase of the rotation that concerns a key (otherwise claim.ErrConflict).
@@ -169,9 +139,4 @@ type PutSecretsKey struct {
 	Active bool `json:"active,omitempty"`
 	// Gone removes a key. The active key cannot be removed (claim.ErrConflict).
 	Gone bool `json:"gone,omitempty"`
-}
-
-// PutSecretsKeyResult answers PutSecretsKey with the present keys.
-type PutSecretsKeyResult struct {
-	Keys claim.SecretsKeys
 }

@@ -3,6 +3,9 @@ package command
 import (
 	"fmt"
 	"reflect"
+
+	"github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
 )
 
 // Level is the newest level of commands that this program knows. A level is the set of kinds, and of fields of older
@@ -61,29 +64,29 @@ var kinds = map[kind]row{
 	7:  rowOf[DeleteNodeResult](Ledger.DeleteNode),
 	8:  rowOf[DeleteDriversResult](Ledger.DeleteDrivers),
 	9:  rowOf[DeleteWorkloadsResult](Ledger.DeleteWorkloads),
-	10: rowOf[IdentifyResult](Ledger.Identify),
+	10: rowOf[claim.Cluster](Ledger.Identify),
 	11: rowOf[PutTokenResult](Ledger.PutToken),
 	12: rowOf[DeleteTokensResult](Ledger.DeleteTokens),
-	13: rowOf[PutSigningKeyResult](Ledger.PutSigningKey),
+	13: rowOf[claim.SigningKey](Ledger.PutSigningKey),
 	14: rowOf[AwaitWorkloadResult](Ledger.AwaitWorkload),
 	15: rowOf[SetNodeStatusResult](Ledger.SetNodeStatus),
-	16: rowOf[SetNodeDutyResult](Ledger.SetNodeDuty),
-	17: rowOf[PutLivenessResult](Ledger.PutLiveness),
-	18: rowOf[SetAutopilotResult](Ledger.SetAutopilot),
-	20: rowOf[BootstrapACLResult](Ledger.BootstrapACL),
-	21: rowOf[PutACLPoliciesResult](Ledger.PutACLPolicies),
-	22: rowOf[DeleteACLPoliciesResult](Ledger.DeleteACLPolicies),
-	23: rowOf[PutACLRolesResult](Ledger.PutACLRoles),
-	24: rowOf[DeleteACLRolesResult](Ledger.DeleteACLRoles),
-	25: rowOf[PutACLTokensResult](Ledger.PutACLTokens),
-	26: rowOf[DeleteACLTokensResult](Ledger.DeleteACLTokens),
+	16: rowOf[claim.Node](Ledger.SetNodeDuty),
+	17: rowOf[claim.Liveness](Ledger.PutLiveness),
+	18: rowOf[claim.Autopilot](Ledger.SetAutopilot),
+	20: rowOf[acl.Token](Ledger.BootstrapACL),
+	21: rowOf[[]acl.Policy](Ledger.PutACLPolicies),
+	22: rowOf[[]string](Ledger.DeleteACLPolicies),
+	23: rowOf[[]acl.Role](Ledger.PutACLRoles),
+	24: rowOf[[]string](Ledger.DeleteACLRoles),
+	25: rowOf[[]acl.Token](Ledger.PutACLTokens),
+	26: rowOf[[]acl.Token](Ledger.DeleteACLTokens),
 	27: rowOf[ExpireACLTokensResult](Ledger.ExpireACLTokens),
-	28: rowOf[PutSecretsKeyResult](Ledger.PutSecretsKey),
-	29: rowOf[ResealVolumeResult](Ledger.ResealVolume),
+	28: rowOf[claim.SecretsKeys](Ledger.PutSecretsKey),
+	29: rowOf[claim.Volume](Ledger.ResealVolume),
 	30: rowOf[PutSnapshotResult](Ledger.PutSnapshot),
-	31: rowOf[DeleteSnapshotResult](Ledger.DeleteSnapshot),
-	32: rowOf[RotateSigningKeyResult](Ledger.RotateSigningKey),
-	33: rowOf[RotateSigningKeyResult](Ledger.AdvanceKeyRotation),
+	31: rowOf[[]claim.SnapshotRef](Ledger.DeleteSnapshot),
+	32: rowOf[claim.KeyRotation](Ledger.RotateSigningKey),
+	33: rowOf[claim.KeyRotation](Ledger.AdvanceKeyRotation),
 }
 
 type kind byte

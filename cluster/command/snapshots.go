@@ -22,8 +22,3 @@ type DeleteSnapshot struct {
 	PluginID string `json:"plugin_id"`
 	ID       string `json:"id"`
 }
-
-// DeleteSnapshotResult answers DeleteSnapshot. Removed are the names; none: the snapshot had none.
-type DeleteSnapshotResult struct {
-	Removed []claim.SnapshotRef
-}

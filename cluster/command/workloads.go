@@ -45,11 +45,6 @@ type ResealVolume struct {
 	KeyID         string          `json:"key_id"`
 }
 
-// ResealVolumeResult answers ResealVolume.
-type ResealVolumeResult struct {
-	Volume claim.Volume
-}
-
 // StartWorkload records a running workload, takes all its claims or none, and records its tokens. Node and
 // Workload of a claim or a token may be empty.
 type StartWorkload struct {

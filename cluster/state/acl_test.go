@@ -23,9 +23,9 @@ func TestBootstrapACLOnce(t *testing.T) {
 	client := management(1)
 	client.Type, client.Policies = acl.Client, []string{"p"}
 	l.refused("a client token", claim.ErrInvalid, &command.BootstrapACL{Token: client})
-	first := l.must(&command.BootstrapACL{Token: management(1)}).(command.BootstrapACLResult)
-	if first.Token.CreatedAt.IsZero() || first.Token.CreateIndex != l.index {
-		t.Errorf("made %+v", first.Token)
+	first := l.must(&command.BootstrapACL{Token: management(1)}).(acl.Token)
+	if first.CreatedAt.IsZero() || first.CreateIndex != l.index {
+		t.Errorf("made %+v", first)
 	}
 	before := l.records()
 	_, err := l.do(&command.BootstrapACL{Token: management(2)})
@@ -132,12 +132,12 @@ func TestACLRecords(t *testing.T) {
 	}
 	l.sameAs(before, "refused")
 
-	renamed := l.must(change(func(t *acl.Token) { t.Name, t.Policies = "new", nil })).(command.PutACLTokensResult)
-	if got := renamed.Tokens[0]; got.Name != "new" || got.CreateIndex == got.ModifyIndex || got.CreatedAt.IsZero() {
+	renamed := l.must(change(func(t *acl.Token) { t.Name, t.Policies = "new", nil })).([]acl.Token)
+	if got := renamed[0]; got.Name != "new" || got.CreateIndex == got.ModifyIndex || got.CreatedAt.IsZero() {
 		t.Errorf("changed to %+v", got)
 	}
-	deleted := l.must(&command.DeleteACLPolicies{Names: []string{"write", "none"}}).(command.DeleteACLPoliciesResult)
-	if len(deleted.Deleted) != 1 {
+	deleted := l.must(&command.DeleteACLPolicies{Names: []string{"write", "none"}}).([]string)
+	if len(deleted) != 1 {
 		t.Errorf("deleted %v", deleted)
 	}
 	view(t, l, func(tx *ReadTx) error {
@@ -201,18 +201,18 @@ func TestSecretsKeys(t *testing.T) {
 		Ref: read.VolumeRef, IfModifyIndex: read.ModifyIndex, SealedSecrets: []byte("new"),
 		KeyID: "k2",
 	}
-	sealed := l.must(reseal).(command.ResealVolumeResult).Volume
+	sealed := l.must(reseal).(claim.Volume)
 	if string(sealed.SealedSecrets) != "new" || sealed.SecretsKey != "k2" || sealed.ModifyIndex != l.index {
 		t.Errorf("sealed %+v", sealed)
 	}
 	l.refused("one that has changed", claim.ErrConflict, reseal)
 	l.refused("the active key is gone", claim.ErrConflict, &command.PutSecretsKey{ID: "k2", Gone: true})
-	got := l.must(&command.PutSecretsKey{ID: "k1", Gone: true}).(command.PutSecretsKeyResult).Keys
+	got := l.must(&command.PutSecretsKey{ID: "k1", Gone: true}).(claim.SecretsKeys)
 	if got.Active != "k2" || len(got.Keys) != 1 || !slices.Equal(got.Removed, []string{"k1"}) {
 		t.Errorf("keys %+v", got)
 	}
 	l.must(&command.PutSecretsKey{ID: "unknown", Gone: true})
-	if got = l.must(&command.PutSecretsKey{ID: "k1"}).(command.PutSecretsKeyResult).Keys; len(got.Removed) != 0 {
+	if got = l.must(&command.PutSecretsKey{ID: "k1"}).(claim.SecretsKeys); len(got.Removed) != 0 {
 		t.Errorf("a key that was added again counts as removed: %+v", got)
 	}
 	l.must(&command.PutSecretsKey{ID: "k1", Gone: true})
@@ -260,7 +260,7 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 		ID: "s", Public: []byte("other"), Sealed: []byte("x"),
 		SecretsKey: "k2",
 	}, IfSealed: []byte("unnamed")}
-	key := l.must(reseal).(command.PutSigningKeyResult).Key
+	key := l.must(reseal).(claim.SigningKey)
 	if string(key.Sealed) != "x" || key.SecretsKey != "k2" || string(key.Public) != "{}" {
 		t.Errorf("the signing key is %+v", key)
 	}
@@ -268,7 +268,7 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 	if k := l.must(&command.PutSigningKey{Key: claim.SigningKey{
 		ID: "t", Public: []byte("{}"),
 		Sealed: []byte("y"),
-	}}).(command.PutSigningKeyResult).Key; k.ID != "s" {
+	}}).(claim.SigningKey); k.ID != "s" {
 		t.Errorf("a second key: %+v", k)
 	}
 }
@@ -277,11 +277,11 @@ func TestLiveness(t *testing.T) {
 	l := open(t)
 	promise := claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}
 	if got := l.must(
-		&command.PutLiveness{Liveness: promise}).(command.PutLivenessResult); got.Before != (claim.Liveness{}) {
+		&command.PutLiveness{Liveness: promise}).(claim.Liveness); got != (claim.Liveness{}) {
 		t.Errorf("before the first: %+v", got)
 	}
 	before := l.records()
-	if got := l.must(&command.PutLiveness{Liveness: promise}).(command.PutLivenessResult); got.Before != promise {
+	if got := l.must(&command.PutLiveness{Liveness: promise}).(claim.Liveness); got != promise {
 		t.Errorf("before the second: %+v", got)
 	}
 	l.refused("nothing promised", claim.ErrInvalid, &command.PutLiveness{})
@@ -308,7 +308,7 @@ func TestAutopilot(t *testing.T) {
 	got := l.must(&command.SetAutopilot{
 		Change: claim.AutopilotChange{CleanupDeadServers: &off},
 		First:  others,
-	}).(command.SetAutopilotResult).Autopilot
+	}).(claim.Autopilot)
 	want := mine
 	want.MinQuorum, want.CleanupDeadServers = 5, false
 	if got != want {

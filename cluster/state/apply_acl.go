@@ -36,7 +36,7 @@ func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (any, error) {
 		return nil, err
 	}
 	tx.touch(TopicACL)
-	return command.BootstrapACLResult{Token: next}, write(tx, aclBootstrap,
+	return next, write(tx, aclBootstrap,
 		&acl.Bootstrap{ResetIndex: tx.index, At: c.At}, nil, nil)
 }
 
@@ -44,7 +44,7 @@ func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) (any, error) {
 	if err := checkCount("ACL policies to put", "items", len(c.Policies), command.MaxPolicies); err != nil {
 		return nil, err
 	}
-	result := command.PutACLPoliciesResult{Policies: make([]acl.Policy, len(c.Policies))}
+	result := make([]acl.Policy, len(c.Policies))
 	seen := map[string]bool{}
 	for i, next := range c.Policies {
 		if err := errors.Join(next.Validate(), once(seen, "ACL policies", next.Name)); err != nil {
@@ -58,10 +58,10 @@ func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) (any, error) {
 		if found {
 			next.CreateIndex = old.CreateIndex
 		}
-		result.Policies[i] = next
+		result[i] = next
 	}
-	for i := range result.Policies {
-		if err := write(tx, policyKey(result.Policies[i].Name), &result.Policies[i], nil, nil); err != nil {
+	for i := range result {
+		if err := write(tx, policyKey(result[i].Name), &result[i], nil, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -71,14 +71,14 @@ func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) (any, error) {
 
 func (tx *writeTx) DeleteACLPolicies(c *command.DeleteACLPolicies) (any, error) {
 	deleted, err := deleteNamed[acl.Policy](tx, "policies to delete", c.Names, policyKey)
-	return command.DeleteACLPoliciesResult{Deleted: deleted}, err
+	return deleted, err
 }
 
 func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) (any, error) {
 	if err := checkCount("ACL roles to put", "items", len(c.Roles), command.MaxItems); err != nil {
 		return nil, err
 	}
-	result := command.PutACLRolesResult{Roles: make([]acl.Role, len(c.Roles))}
+	result := make([]acl.Role, len(c.Roles))
 	seen := map[string]bool{}
 	for i, next := range c.Roles {
 		if err := errors.Join(next.Validate(), once(seen, "ACL roles", next.Name)); err != nil {
@@ -95,10 +95,10 @@ func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) (any, error) {
 		if found {
 			next.CreateIndex = old.CreateIndex
 		}
-		result.Roles[i] = next
+		result[i] = next
 	}
-	for i := range result.Roles {
-		if err := write(tx, roleKey(result.Roles[i].Name), &result.Roles[i], nil, nil); err != nil {
+	for i := range result {
+		if err := write(tx, roleKey(result[i].Name), &result[i], nil, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -108,7 +108,7 @@ func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) (any, error) {
 
 func (tx *writeTx) DeleteACLRoles(c *command.DeleteACLRoles) (any, error) {
 	deleted, err := deleteNamed[acl.Role](tx, "roles to delete", c.Names, roleKey)
-	return command.DeleteACLRolesResult{Deleted: deleted}, err
+	return deleted, err
 }
 
 // deleteNamed deletes records without index keys, and returns the names of those that existed.
@@ -141,7 +141,7 @@ func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) (any, error) {
 	if err := checkCount("ACL tokens to put", "items", len(c.Tokens), command.MaxItems); err != nil {
 		return nil, err
 	}
-	result := command.PutACLTokensResult{Tokens: make([]acl.Token, len(c.Tokens))}
+	result := make([]acl.Token, len(c.Tokens))
 	before := make([]*acl.Token, len(c.Tokens))
 	accessors, secrets := map[string]bool{}, map[string]bool{}
 	for i, want := range c.Tokens {
@@ -157,10 +157,10 @@ func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) (any, error) {
 				claim.ErrConflict)
 		}
 		secrets[next.SecretHash] = true
-		result.Tokens[i], before[i] = next, old
+		result[i], before[i] = next, old
 	}
-	for i := range result.Tokens {
-		if err := tx.putACLToken(&result.Tokens[i], before[i]); err != nil {
+	for i := range result {
+		if err := tx.putACLToken(&result[i], before[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -246,7 +246,7 @@ func (tx *writeTx) DeleteACLTokens(c *command.DeleteACLTokens) (any, error) {
 	if err := checkCount("ACL tokens to delete", "items", len(c.Accessors), command.MaxItems); err != nil {
 		return nil, err
 	}
-	var result command.DeleteACLTokensResult
+	var result []acl.Token
 	for _, accessor := range c.Accessors {
 		t, found, err := read[acl.Token](&tx.ReadTx, aclTokenKey(accessor))
 		if err != nil {
@@ -258,7 +258,7 @@ func (tx *writeTx) DeleteACLTokens(c *command.DeleteACLTokens) (any, error) {
 		if err := tx.deleteACLToken(&t); err != nil {
 			return nil, err
 		}
-		result.Deleted = append(result.Deleted, t)
+		result = append(result, t)
 	}
 	return result, nil
 }

@@ -33,12 +33,11 @@ func (tx *writeTx) PutLiveness(c *command.PutLiveness) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	result := command.PutLivenessResult{Before: before}
 	if found && before == c.Liveness {
-		return result, nil
+		return before, nil
 	}
 	tx.touch(TopicLiveness)
-	return result, write(tx, liveness, &c.Liveness, nil, nil)
+	return before, write(tx, liveness, &c.Liveness, nil, nil)
 }
 
 func (tx *writeTx) SetAutopilot(c *command.SetAutopilot) (any, error) {
@@ -53,7 +52,7 @@ func (tx *writeTx) SetAutopilot(c *command.SetAutopilot) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return command.SetAutopilotResult{Autopilot: after}, write(tx, autopilot, &after, nil, nil)
+	return after, write(tx, autopilot, &after, nil, nil)
 }
 
 func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (any, error) {
@@ -70,7 +69,7 @@ func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (any, error) {
 		return nil, err
 	}
 	tx.touch(TopicSecretsKeys)
-	return command.PutSecretsKeyResult{Keys: keys}, write(tx, secretsKeys, &keys, nil, nil)
+	return keys, write(tx, secretsKeys, &keys, nil, nil)
 }
 
 // Identify keeps the first identity that the cluster was given.
@@ -80,11 +79,11 @@ func (tx *writeTx) Identify(c *command.Identify) (any, error) {
 	}
 	standing, found, err := read[claim.Cluster](&tx.ReadTx, identity)
 	if err != nil || found {
-		return command.IdentifyResult{Cluster: standing}, err
+		return standing, err
 	}
 	c.Cluster.CreatedAt = c.At
 	tx.touch(TopicCluster)
-	return command.IdentifyResult{Cluster: c.Cluster}, write(tx, identity, &c.Cluster, nil, nil)
+	return c.Cluster, write(tx, identity, &c.Cluster, nil, nil)
 }
 
 // PutSigningKey keeps the first key that the cluster was given. A caller that has read it, or that of a rotation, may
@@ -105,24 +104,24 @@ func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (any, error) {
 		if err := tx.reseal(&rotation.Key, c); err != nil {
 			return nil, err
 		}
-		return command.PutSigningKeyResult{Key: rotation.Key}, write(tx, keyRotation, &rotation, nil, nil)
+		return rotation.Key, write(tx, keyRotation, &rotation, nil, nil)
 	}
 	reseal := found && len(c.IfSealed) > 0 && c.Key.ID == standing.ID
 	if found && !reseal {
-		return command.PutSigningKeyResult{Key: standing}, nil
+		return standing, nil
 	}
 	if reseal {
 		if err := tx.reseal(&standing, c); err != nil {
 			return nil, err
 		}
-		return command.PutSigningKeyResult{Key: standing}, write(tx, signingKey, &standing, nil, nil)
+		return standing, write(tx, signingKey, &standing, nil, nil)
 	}
 	if err := tx.checkSealedKey(&c.Key); err != nil {
 		return nil, err
 	}
 	c.Key.CreatedAt = c.At
 	tx.touch(TopicSigningKey)
-	return command.PutSigningKeyResult{Key: c.Key}, write(tx, signingKey, &c.Key, nil, nil)
+	return c.Key, write(tx, signingKey, &c.Key, nil, nil)
 }
 
 // reseal replaces the encrypted part of a standing key.
@@ -152,7 +151,7 @@ func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (any, error) {
 	}
 	rotation, rotates, err := tx.KeyRotation()
 	if err != nil || rotates {
-		return command.RotateSigningKeyResult{Rotation: rotation}, err
+		return rotation, err
 	}
 	standing, found, err := tx.SigningKey()
 	switch {
@@ -167,7 +166,7 @@ func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (any, error) {
 	rotation = claim.KeyRotation{Phase: claim.KeyPublished, Key: c.Next, Since: c.At}
 	rotation.Key.CreatedAt = c.At
 	tx.touch(TopicSigningKey)
-	return command.RotateSigningKeyResult{Rotation: rotation}, write(tx, keyRotation, &rotation, nil, nil)
+	return rotation, write(tx, keyRotation, &rotation, nil, nil)
 }
 
 // AdvanceKeyRotation ends a phase of the rotation.
@@ -197,7 +196,7 @@ func (tx *writeTx) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (any, error
 		rotation.Phase = claim.KeyWithdrawn
 	default:
 		tx.delete(keyRotation)
-		return command.RotateSigningKeyResult{}, nil
+		return claim.KeyRotation{}, nil
 	}
-	return command.RotateSigningKeyResult{Rotation: rotation}, write(tx, keyRotation, &rotation, nil, nil)
+	return rotation, write(tx, keyRotation, &rotation, nil, nil)
 }

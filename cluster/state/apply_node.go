@@ -190,10 +190,10 @@ func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (any, error) {
 		n.Namespaces = *c.Namespaces
 	}
 	if n.Ineligible == old.Ineligible && n.Drain == old.Drain && slices.Equal(n.Namespaces, old.Namespaces) {
-		return command.SetNodeDutyResult{Node: old}, nil
+		return old, nil
 	}
 	n.ModifyIndex, n.ModifiedAt = tx.index, c.At
-	return command.SetNodeDutyResult{Node: n}, tx.writeNode(&n)
+	return n, tx.writeNode(&n)
 }
 
 // knownNode reads the node that a command names.

@@ -38,13 +38,13 @@ func (tx *writeTx) DeleteSnapshot(c *command.DeleteSnapshot) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var result command.DeleteSnapshotResult
+	var result []claim.SnapshotRef
 	for i := range found[:min(len(found), command.MaxItems)] {
 		s := &found[i]
 		if err := write(tx, snapshotKey(s.SnapshotRef), (*claim.Snapshot)(nil), snapshotIndexKeys(s), nil); err != nil {
 			return nil, err
 		}
-		result.Removed = append(result.Removed, s.SnapshotRef)
+		result = append(result, s.SnapshotRef)
 	}
 	return result, nil
 }

@@ -146,5 +146,5 @@ func (tx *writeTx) ResealVolume(c *command.ResealVolume) (any, error) {
 		return nil, err
 	}
 	tx.touch(TopicVolumes, TopicVolume(c.Ref))
-	return command.ResealVolumeResult{Volume: v}, nil
+	return v, nil
 }

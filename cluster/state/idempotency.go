@@ -146,19 +146,16 @@ func lasting(result any) any {
 	case command.SetNodeStatusResult:
 		r.Node, r.Ended, r.Freed = claim.Node{}, nil, nil
 		return r
-	case command.SetNodeDutyResult:
-		return command.SetNodeDutyResult{}
-	case command.ResealVolumeResult:
-		return command.ResealVolumeResult{}
-	case command.PutACLPoliciesResult:
-		return command.PutACLPoliciesResult{}
-	case command.PutACLRolesResult:
-		return command.PutACLRolesResult{}
-	case command.PutACLTokensResult:
-		return command.PutACLTokensResult{}
-	case command.DeleteACLTokensResult:
-		r.Deleted = named(r.Deleted)
-		return r
+	case claim.Node:
+		return claim.Node{}
+	case claim.Volume:
+		return claim.Volume{}
+	case []acl.Policy:
+		return r[:0]
+	case []acl.Role:
+		return r[:0]
+	case []acl.Token:
+		return named(r)
 	case command.ExpireACLTokensResult:
 		r.Deleted = named(r.Deleted)
 		return r
@@ -210,20 +207,15 @@ func (tx *writeTx) repeat(c command.Command, k kept) (any, error) {
 		r.Node, err = tx.nodeNow(c.Name)
 		return r, err
 	case *command.SetNodeDuty:
-		n, err := tx.nodeNow(c.Name)
-		return command.SetNodeDutyResult{Node: n}, err
+		return tx.nodeNow(c.Name)
 	case *command.ResealVolume:
-		v, err := tx.volumeNow(c.Ref)
-		return command.ResealVolumeResult{Volume: v}, err
+		return tx.volumeNow(c.Ref)
 	case *command.PutACLPolicies:
-		policies, err := standing(tx, c.Policies, func(p acl.Policy) string { return policyKey(p.Name) })
-		return command.PutACLPoliciesResult{Policies: policies}, err
+		return standing(tx, c.Policies, func(p acl.Policy) string { return policyKey(p.Name) })
 	case *command.PutACLRoles:
-		roles, err := standing(tx, c.Roles, func(r acl.Role) string { return roleKey(r.Name) })
-		return command.PutACLRolesResult{Roles: roles}, err
+		return standing(tx, c.Roles, func(r acl.Role) string { return roleKey(r.Name) })
 	case *command.PutACLTokens:
-		tokens, err := standing(tx, c.Tokens, func(t acl.Token) string { return aclTokenKey(t.Accessor) })
-		return command.PutACLTokensResult{Tokens: tokens}, err
+		return standing(tx, c.Tokens, func(t acl.Token) string { return aclTokenKey(t.Accessor) })
 	default:
 		return result, nil
 	}

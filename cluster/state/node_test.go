@@ -173,7 +173,7 @@ func TestNodeDuty(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
 	drain := func(d claim.Drain) *claim.Drain {
-		return l.must(&command.SetNodeDuty{Name: "a", Drain: &d}).(command.SetNodeDutyResult).Node.Drain
+		return l.must(&command.SetNodeDuty{Name: "a", Drain: &d}).(claim.Node).Drain
 	}
 	if got := drain(claim.Drain{DoneAt: now}); got != nil {
 		t.Errorf("completed a drain that does not exist: %+v", got)
@@ -191,7 +191,7 @@ func TestNodeDuty(t *testing.T) {
 		!got.StartedAt.Equal(begun.StartedAt) || got.DoneAt.IsZero() {
 		t.Errorf("done: %+v", got)
 	}
-	if got := l.must(&command.SetNodeDuty{Name: "a", StopDrain: true}).(command.SetNodeDutyResult).Node; got.Drain != nil {
+	if got := l.must(&command.SetNodeDuty{Name: "a", StopDrain: true}).(claim.Node); got.Drain != nil {
 		t.Errorf("stopped: %+v", got.Drain)
 	}
 	for name, c := range map[string]command.Command{

@@ -68,16 +68,16 @@ func TestSnapshotNames(t *testing.T) {
 	check.NoError(t, l.Restore(bytes.NewReader(snapshot(t, l))))
 	l.sameAs(all, "restored from a snapshot of the ledger")
 
-	deleted := l.must(&command.DeleteSnapshot{PluginID: "hostpath", ID: "s4"}).(command.DeleteSnapshotResult)
-	if len(deleted.Removed) != 1 || deleted.Removed[0].String() != "before" {
+	deleted := l.must(&command.DeleteSnapshot{PluginID: "hostpath", ID: "s4"}).([]claim.SnapshotRef)
+	if len(deleted) != 1 || deleted[0].String() != "before" {
 		t.Errorf("deleted %+v", deleted)
 	}
-	unknown := l.must(&command.DeleteSnapshot{PluginID: "hostpath", ID: "s4"}).(command.DeleteSnapshotResult)
-	if len(unknown.Removed) != 0 {
+	unknown := l.must(&command.DeleteSnapshot{PluginID: "hostpath", ID: "s4"}).([]claim.SnapshotRef)
+	if len(unknown) != 0 {
 		t.Errorf("deleted twice %+v", unknown)
 	}
 	view(t, l, func(tx *ReadTx) error {
-		if _, err := tx.Snapshot(deleted.Removed[0]); !errors.Is(err, claim.ErrSnapshotNotFound) {
+		if _, err := tx.Snapshot(deleted[0]); !errors.Is(err, claim.ErrSnapshotNotFound) {
 			t.Errorf("deleted: %v", err)
 		}
 		return nil

@@ -224,8 +224,8 @@ func TestSigningKeyIsGivenOnce(t *testing.T) {
 	l := open(t)
 	put := func(id string) (claim.SigningKey, error) {
 		result, err := l.do(&command.PutSigningKey{Key: claim.SigningKey{ID: id, Public: []byte("{}"), Sealed: []byte(id)}})
-		r, _ := result.(command.PutSigningKeyResult)
-		return r.Key, err
+		r, _ := result.(claim.SigningKey)
+		return r, err
 	}
 	if _, err := put(""); !errors.Is(err, claim.ErrInvalid) {
 		t.Errorf("a key of no id: %v", err)
@@ -259,7 +259,7 @@ func TestRotationOfTheSigningKey(t *testing.T) {
 	l.refused("by the same key", claim.ErrConflict, &command.RotateSigningKey{Next: key("old")})
 	l.refused("by a key of no id", claim.ErrInvalid, &command.RotateSigningKey{Next: key("")})
 	l.must(&command.RotateSigningKey{Next: key("new")})
-	if r := l.must(&command.RotateSigningKey{Next: key("newer")}).(command.RotateSigningKeyResult).Rotation; r.Key.ID !=
+	if r := l.must(&command.RotateSigningKey{Next: key("newer")}).(claim.KeyRotation); r.Key.ID !=
 		"new" || r.Key.CreatedAt.IsZero() || r.Since.IsZero() {
 		t.Errorf("a second rotation: %+v", r)
 	}
