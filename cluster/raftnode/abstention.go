@@ -82,11 +82,7 @@ func (a *abstention) begin(l loss) error {
 	if a.loss != nil && l.Why == "" {
 		return nil
 	}
-	data, err := json.Marshal(l)
-	if err != nil {
-		return err
-	}
-	if err := atomicfile.WriteFile(a.path, data); err != nil {
+	if err := atomicfile.WriteJSON(a.path, l); err != nil {
 		return err
 	}
 	a.loss = &l

@@ -250,11 +250,7 @@ func (f *forming) forget() error {
 
 // keep writes a promise to disk. f.mu is held.
 func (f *forming) keep(p promise) error {
-	data, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	if err := atomicfile.WriteFile(f.path, data); err != nil {
+	if err := atomicfile.WriteJSON(f.path, p); err != nil {
 		return err
 	}
 	f.given = p

@@ -3,6 +3,7 @@ package atomicfile
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -29,6 +30,15 @@ func WriteFile(path string, data []byte) error {
 		return err
 	}
 	return SyncDir(filepath.Dir(path))
+}
+
+// WriteJSON is WriteFile for a value in JSON.
+func WriteJSON(path string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return WriteFile(path, append(data, '\n'))
 }
 
 // has says whether a regular file (0600) has the contents that an earlier WriteFile, which synced them, gave it.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
 
 	"connectrpc.com/connect"
 
@@ -17,12 +16,11 @@ import (
 // that of a user without one. The plugin has no rights but the token's, whichever user it runs as. Requests end with
 // Close as all others do.
 func (s *Server) ServePlugin(w http.ResponseWriter, r *http.Request, plugin, secret string) {
-	leave, ok := s.doors.enter()
-	if !ok {
+	if !s.doors.TryRLock() {
 		_ = refusals.Write(w, r, connect.NewError(connect.CodeUnavailable, errStopping))
 		return
 	}
-	defer leave()
+	defer s.doors.RUnlock()
 	ctx, cancel := context.WithCancelCause(context.WithValue(r.Context(), pluginKey{}, plugin))
 	defer cancel(nil)
 	//nolint:contextcheck // Close's, besides the request's
@@ -50,31 +48,11 @@ var errPlugin = errors.New("it is a plugin, which has the rights of its token on
 
 func pluginName(plugin, node string) string { return fmt.Sprintf("plugin %s on %s", plugin, node) }
 
-// inFlight counts requests until it is closed.
-type inFlight struct {
-	mu     sync.Mutex
-	closed bool
-	all    sync.WaitGroup
-}
-
-func (f *inFlight) enter() (leave func(), ok bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed {
-		return nil, false
-	}
-	f.all.Add(1)
-	return f.all.Done, true
-}
-
-// close refuses further requests, and waits for those in flight until ctx ends.
-func (f *inFlight) close(ctx context.Context) error {
-	f.mu.Lock()
-	f.closed = true
-	f.mu.Unlock()
+// closeDoors refuses further requests of plugins, and waits for those that are answered until ctx ends.
+func (s *Server) closeDoors(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
-		f.all.Wait()
+		s.doors.Lock()
 		close(ended)
 	}()
 	select {

@@ -211,8 +211,8 @@ type Server struct {
 	audit  *auditLog // nil: there is none
 	// readers read the metrics.
 	readers *readers
-	// doors are what is served apart from the HTTP servers: requests of plugins.
-	doors        inFlight
+	// doors is read-locked by each request of a plugin, which no HTTP server knows, and locked by Close for good.
+	doors        sync.RWMutex
 	examinations examinations
 
 	// closing is cancelled by Close at once, running when running calls are cancelled.
@@ -332,7 +332,7 @@ func (s *Server) Close() error {
 			}
 			errs = append(errs, err)
 		}
-		errs = append(errs, s.doors.close(ctx))
+		errs = append(errs, s.closeDoors(ctx))
 		s.stopAll(errStopping)
 		s.serving.Wait()
 		if s.audit != nil {

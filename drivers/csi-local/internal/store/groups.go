@@ -60,13 +60,13 @@ func (s *Store) group(id string) (g Group, err error) {
 // CreateGroup adds a group with all its snapshots, or nothing. fill writes their images, in the order of snaps.
 func (s *Store) CreateGroup(g Group, snaps []Snapshot, fill func(images []*os.File) error) error {
 	g.Complete = false
-	err := writeRecord(s.groupPath(g.ID), g)
+	err := atomicfile.WriteJSON(s.groupPath(g.ID), g)
 	if err == nil {
 		err = s.createMembers(snaps, nil, fill)
 	}
 	if err == nil {
 		g.Complete = true
-		err = writeRecord(s.groupPath(g.ID), g)
+		err = atomicfile.WriteJSON(s.groupPath(g.ID), g)
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("create group %q: %w", g.ID, err), s.DeleteGroup(g.ID))
@@ -93,7 +93,7 @@ func (s *Store) DeleteGroup(id string) error {
 	}
 	if err == nil && g.Complete {
 		g.Complete = false
-		err = writeRecord(s.groupPath(id), g)
+		err = atomicfile.WriteJSON(s.groupPath(id), g)
 	}
 	for _, snap := range g.Snapshots {
 		if err == nil {

@@ -81,7 +81,7 @@ func (s shelf[T]) create(id string, record T, fill func(image *os.File) error) (
 	if err := writeImage(filepath.Join(dir, id+".img"), fill); err != nil {
 		return err
 	}
-	if err := writeRecord(filepath.Join(dir, recordName), record); err != nil { // syncs the directory too
+	if err := atomicfile.WriteJSON(filepath.Join(dir, recordName), record); err != nil { // syncs the directory too
 		return err
 	}
 	if err := os.Rename(dir, s.path(id)); err != nil {
@@ -104,7 +104,7 @@ func (s shelf[T]) replaceImage(id string, fill func(image *os.File) error) error
 
 // update replaces the record of an existing item.
 func (s shelf[T]) update(id string, record T) error {
-	return writeRecord(filepath.Join(s.path(id), recordName), record)
+	return atomicfile.WriteJSON(filepath.Join(s.path(id), recordName), record)
 }
 
 // delete removes an item: it is first renamed to tmp and then deleted. It succeeds if there is none.
@@ -139,15 +139,6 @@ func writeImage(path string, fill func(image *os.File) error) error {
 		err = image.Sync()
 	}
 	return errors.Join(err, image.Close())
-}
-
-// writeRecord writes a record to path, replacing the file there.
-func writeRecord(path string, record any) error {
-	data, err := json.MarshalIndent(record, "", "  ")
-	if err != nil {
-		return err
-	}
-	return atomicfile.WriteFile(path, append(data, '\n'))
 }
 
 // validID reports whether id has the form of newID's result.

@@ -93,15 +93,11 @@ func (r record) save(dataDir string) error {
 
 func (r record) write(dataDir string) error {
 	r.Version = recordVersion
-	text, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
 	folder := dir(dataDir, r.Spec.key())
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	return atomicfile.WriteFile(recordPath(dataDir, r.Spec.key()), append(text, '\n'))
+	return atomicfile.WriteJSON(recordPath(dataDir, r.Spec.key()), r)
 }
 
 // forget removes the record and log of an instance, and its folder if nothing else is in it.

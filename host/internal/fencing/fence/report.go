@@ -96,11 +96,7 @@ func writeReport(dir string, r Report) error {
 	if more := len(all) - maxReports; more > 0 {
 		all = all[more:]
 	}
-	data, err := json.MarshalIndent(all, "", "\t")
-	if err != nil {
-		return err
-	}
-	return atomicfile.WriteFile(filepath.Join(dir, reportFile), data)
+	return atomicfile.WriteJSON(filepath.Join(dir, reportFile), all)
 }
 
 func (r *Report) workload(ref claim.WorkloadRef) {

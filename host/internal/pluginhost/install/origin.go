@@ -43,11 +43,7 @@ func (o origin) save(dir, name string) (saved bool, err error) {
 	} else if o.Source, err = filepath.Abs(o.Source); err != nil {
 		return false, err
 	}
-	data, err := json.Marshal(o)
-	if err != nil {
-		return false, err
-	}
-	return true, atomicfile.WriteFile(signing.OriginPath(dir, name), append(data, '\n'))
+	return true, atomicfile.WriteJSON(signing.OriginPath(dir, name), o)
 }
 
 func isAddress(source string) bool { return strings.Contains(source, "://") }

@@ -100,11 +100,7 @@ func loadRecord(dir, name string) (record, error) {
 }
 
 func (r *record) save(dir string) error {
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
-	}
-	if err := atomicfile.WriteFile(recordPath(dir, r.Name), append(data, '\n')); err != nil {
+	if err := atomicfile.WriteJSON(recordPath(dir, r.Name), r); err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
 	return nil
