@@ -11,4 +11,6 @@ func BenchmarkPlugins(b *testing.B) {
 	measure.Section(b, "calls", "A call of a plugin, beside a bare gRPC call and go-plugin's own client", measureCalls)
 	measure.Section(b, "swaps",
 		"1,000 calls a second while a plugin's binary is swapped 100 times, half of the new ones bad", measureSwaps)
+	measure.Section(b, "failing", "1,000 calls a second while 25 new binaries come up well and then fail every call",
+		measureFailing)
 }
