@@ -52,7 +52,8 @@ func (tx *writeTx) SetAutopilot(c *command.SetAutopilot) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return after, write(tx, autopilot, &after, nil, nil)
+	err = write(tx, autopilot, &after, nil, nil)
+	return after, err
 }
 
 func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (any, error) {
@@ -69,7 +70,8 @@ func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (any, error) {
 		return nil, err
 	}
 	tx.touch(TopicSecretsKeys)
-	return keys, write(tx, secretsKeys, &keys, nil, nil)
+	err = write(tx, secretsKeys, &keys, nil, nil)
+	return keys, err
 }
 
 // Identify keeps the first identity that the cluster was given.
@@ -114,7 +116,8 @@ func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (any, error) {
 		if err := tx.reseal(&standing, c); err != nil {
 			return nil, err
 		}
-		return standing, write(tx, signingKey, &standing, nil, nil)
+		err = write(tx, signingKey, &standing, nil, nil)
+		return standing, err
 	}
 	if err := tx.checkSealedKey(&c.Key); err != nil {
 		return nil, err
@@ -166,7 +169,8 @@ func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (any, error) {
 	rotation = claim.KeyRotation{Phase: claim.KeyPublished, Key: c.Next, Since: c.At}
 	rotation.Key.CreatedAt = c.At
 	tx.touch(TopicSigningKey)
-	return rotation, write(tx, keyRotation, &rotation, nil, nil)
+	err = write(tx, keyRotation, &rotation, nil, nil)
+	return rotation, err
 }
 
 // AdvanceKeyRotation ends a phase of the rotation.
@@ -198,5 +202,6 @@ func (tx *writeTx) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (any, error
 		tx.delete(keyRotation)
 		return claim.KeyRotation{}, nil
 	}
-	return rotation, write(tx, keyRotation, &rotation, nil, nil)
+	err = write(tx, keyRotation, &rotation, nil, nil)
+	return rotation, err
 }

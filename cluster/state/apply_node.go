@@ -193,7 +193,8 @@ func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (any, error) {
 		return old, nil
 	}
 	n.ModifyIndex, n.ModifiedAt = tx.index, c.At
-	return n, tx.writeNode(&n)
+	err = tx.writeNode(&n)
+	return n, err
 }
 
 // knownNode reads the node that a command names.

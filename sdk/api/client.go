@@ -178,8 +178,8 @@ func WithCaller(ctx context.Context, secret string) context.Context {
 	return context.WithValue(ctx, callerKey{}, secret)
 }
 
-// doer adds the token to each call, and removes net/http's wrapping of UnreachableError, whose text is complete. It makes
-// a call again that an agent has not begun, since its program is replaced: each such answer ends a connection.
+// doer adds the token to each call, and removes net/http's wrapping of UnreachableError, whose text is complete. It
+// makes a query again that an agent has given up, since its program is replaced: each such answer ends a connection.
 type doer struct {
 	client  *http.Client
 	private bool // nobody else can read what is sent

@@ -202,7 +202,7 @@ func TestARequestIsNotBegunTwice(t *testing.T) {
 // noAnswer fails if a server answers.
 func noAnswer(t *testing.T, client net.Conn) {
 	t.Helper()
-	check.NoError(t, client.SetReadDeadline(time.Now().Add(50 * time.Millisecond)))
+	check.NoError(t, client.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
 	if n, err := client.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("there is an answer (%v)", err)
 	}
