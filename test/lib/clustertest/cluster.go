@@ -21,9 +21,6 @@ import (
 // Deadline bounds what a cluster may need for anything: slow machines need long.
 const Deadline = 3 * time.Minute
 
-// electionTimeout is short, since most tests wait for a leader.
-const electionTimeout = 300 * time.Millisecond
-
 // Options configures a cluster.
 type Options struct {
 	// Autopilot of each server; nil: settings that give votes soon.
@@ -151,7 +148,6 @@ func (h *Host) Start(t testing.TB) {
 	h.Node, err = cluster.Open(t.Context(), cluster.Config{
 		Dir: h.Dir, Name: h.Name, BootstrapExpect: h.expect, Streams: streams, Members: h.Discovery,
 		Remote: h.c.Remote(h.Name), Autopilot: h.c.opts.Autopilot, Logger: h.c.opts.Log,
-		ElectionTimeout: electionTimeout,
 	})
 	if err != nil {
 		t.Fatal(errors.Join(err, h.Discovery.Close(), streams.Close()))
