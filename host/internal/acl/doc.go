@@ -1,8 +1,7 @@
 // Package acl decides what a caller may do: it parses policies (HCL), merges those of one caller into Rules, and finds
 // the Rules of a token's secret.
 //
-// policy.go parses policies (config has their syntax), rules.go how several are merged, resolver.go how a token is
-// looked up. What an
+// policy.go parses policies (config has their syntax), rules.go merges several, resolver.go looks a token up. What an
 // API call needs is in host/internal/apiserver; the policies, roles and tokens themselves are in cluster/acl.
 //
 // What must stay true:

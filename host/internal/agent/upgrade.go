@@ -165,15 +165,10 @@ func (a *agent) upgraded(next *successor, err error) {
 	a.outcome.Store(&o)
 }
 
-// self is what this program says of itself.
-func (a *agent) self() handover.Hello {
-	return handover.Hello{Version: a.version, Ledger: command.Level}
-}
-
 // try shows that this program comes up with the agent's data, until the agent kills it. It serves nobody.
 func (a *agent) try(ctx context.Context, before *handover.Inheritance) error {
 	a.log = a.log.NamedIntercept("trial")
-	if err := before.Begin(ctx, a.self()); err != nil {
+	if err := before.Begin(ctx, handover.Hello{Version: a.version, Ledger: command.Level}); err != nil {
 		return err
 	}
 	if err := a.open(ctx); err != nil {

@@ -167,17 +167,6 @@ func (s *Sockets) CloseUnused() {
 	s.inherited = slices.DeleteFunc(s.inherited, func(i kept) bool { return i.Name != parked && i.file.Close() == nil })
 }
 
-// Close gives the sockets up: the agent stops.
-func (s *Sockets) Close() (err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, k := range s.kept {
-		err = errors.Join(err, k.file.Close())
-	}
-	s.kept = nil
-	return err
-}
-
 // enters counts a request, unless calls are held back.
 func (s *Sockets) enters() bool {
 	s.mu.Lock()
