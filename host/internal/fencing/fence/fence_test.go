@@ -137,8 +137,9 @@ func TestContainersAreKilled(t *testing.T) {
 		"mount --bind "+v.target+" "+t.TempDir()+"; umount "+v.target+"; umount "+v.staging+"; echo ready; exec sleep 1000"))
 	setDeadline(t, c, boottime.Now())
 	r := finished(t, dir, 1)
-	if contained.lives() || len(r.Killed) != 1 || r.Killed[0].PID != contained.Process.Pid {
-		t.Errorf("it lives: %t; killed: %+v", contained.lives(), r.Killed)
+	contained.ends(t)
+	if len(r.Killed) != 1 || r.Killed[0].PID != contained.Process.Pid {
+		t.Errorf("killed: %+v", r.Killed)
 	}
 	if mounted(t, v.target) || mounted(t, v.staging) {
 		t.Error("the volume is still mounted")
