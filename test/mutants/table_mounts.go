@@ -165,7 +165,7 @@ var ofMounts = []mutant{
 	},
 	{
 		name: "unit-before-its-volume", promise: "a unit with the drop-in of its workload starts once the volume is there, and not without it",
-		in: "host/internal/cli", decl: "App.dropin",
+		in: "host/internal/cli", decl: "dropin",
 		old: `"[Unit]\nRequires=%[1]s\nAfter=%[1]s\n\n[Service]\n"`,
 		new: `"[Unit]\nRequires=%[1]s\n\n[Service]\n"`,
 		pkg: "./test/suite/systemd", run: "^TestWorkloadUnit$",

@@ -6,29 +6,29 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *App) aclCommand() *cobra.Command {
-	return a.Noun("acl", "Access control: policies, roles and tokens",
-		a.aclBootstrap(), a.aclPolicyCommand(), a.aclRoleCommand(), a.aclTokenCommand())
-}
-
-func (a *App) aclBootstrap() *cobra.Command {
-	return &cobra.Command{
-		Use: "bootstrap", Short: "Make the first management token, once",
-		Long: `Make the first management token, once. Run it as root on a server, or with a
+	return a.noun("acl", "Access control: policies, roles and tokens", []verb{{
+		use: "bootstrap", short: "Make the first management token, once",
+		long: `Make the first management token, once. Run it as root on a server, or with a
 certificate of the role cli. The secret is shown only once: keep it where only operators can
 read it. When all management tokens are lost, the error says how to make another.`,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
-			return a.Print(resp, err, func() { a.showNewToken(resp.GetToken(), resp.GetSecret()) })
-		}),
-	}
+		run: func(ctx context.Context, c *call) error {
+			resp, err := c.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
+			return newToken(c, resp, err)
+		},
+	}},
+		a.noun("policy", "Policies: what is allowed", policyVerbs()),
+		a.noun("role", "Roles: sets of policies", roleVerbs()),
+		a.noun("token", "Tokens of callers, with their policies and roles", aclTokenVerbs()))
 }
 
 // tokenEnv is the variable with the secret of the token to call with.
@@ -67,79 +67,11 @@ func cleanToken(text, from string) (string, error) {
 	return secret, nil
 }
 
-// showNewToken shows a token with its secret, for the only time.
-func (a *App) showNewToken(t *hostv1.ACLToken, secret string) {
-	table := aclTokenTable(t)
-	table.Row("Secret", secret)
-	a.Note("the secret is not shown again; call with it by -token-file FILE or %s", tokenEnv)
-	a.Show(table)
-}
-
 // listed writes names for a table.
 func listed(names []string) string { return strings.Join(names, ", ") }
 
 // maxPolicy bounds a policy's file, in bytes; the agent takes 64 KiB.
 const maxPolicy = 1 << 20
-
-func (a *App) aclPolicyCommand() *cobra.Command {
-	return a.Noun("policy", "Policies: what is allowed",
-		a.aclPolicyApply(),
-		&cobra.Command{
-			Use: "list", Short: "List the policies; without a management token, your own",
-			RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-				resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
-				return a.Print(resp, err, func() {
-					t := NewTable("NAME", "DESCRIPTION", "CHANGED")
-					for _, p := range resp.GetPolicies() {
-						t.Row(p.GetName(), p.GetDescription(), age(p.GetModifiedAt()))
-					}
-					a.List(t, "no policies; add one: pannier acl policy apply NAME FILE")
-				})
-			}),
-		},
-		&cobra.Command{
-			Use: "read NAME", Short: "Write a policy's rules to standard output",
-			Example: "pannier acl policy read developers",
-			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-				resp, err := client.ACL.GetACLPolicy(ctx, &hostv1.GetACLPolicyRequest{Name: args[0]})
-				return a.Print(resp, err, func() {
-					for line := range strings.Lines(resp.GetPolicy().GetRules()) {
-						a.Say("%s", strings.TrimSuffix(line, "\n"))
-					}
-				})
-			}),
-		},
-		&cobra.Command{
-			Use: "delete NAME", Short: "Delete a policy; tokens and roles that have it lose what it allowed",
-			Example: "pannier acl policy delete developers",
-			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-				resp, err := client.ACL.DeleteACLPolicy(ctx, &hostv1.DeleteACLPolicyRequest{Name: args[0]})
-				return a.Done(resp, err, "policy %q is deleted", args[0])
-			}),
-		})
-}
-
-func (a *App) aclPolicyApply() *cobra.Command {
-	req := &hostv1.PutACLPolicyRequest{}
-	cmd := &cobra.Command{
-		Use: "apply NAME FILE", Short: "Add a policy, or replace its rules",
-		Long: `Add a policy, or replace its rules. FILE has the rules in HCL or JSON; - is
-standard input. The policy "anonymous" applies to calls without a token.`,
-		Example: "pannier acl policy apply developers developers.hcl",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			rules, err := readFile(args[1], maxPolicy)
-			if err != nil {
-				return Usage("read the policy: %w", err)
-			}
-			req.Name, req.Rules = args[0], rules
-			resp, err := client.ACL.PutACLPolicy(ctx, req)
-			return a.Done(resp, err, "policy %q is applied; give it to a token: pannier acl token create -policy %s", args[0],
-				args[0])
-		}),
-	}
-	cmd.Flags().StringVar(&req.Description, "description", "", "what the policy is for, as `TEXT`")
-	return cmd
-}
 
 // readFile reads a text of at most so many bytes; - is standard input.
 func readFile(path string, most int64) (string, error) {
@@ -156,61 +88,219 @@ func readFile(path string, most int64) (string, error) {
 	return string(text), err
 }
 
-func (a *App) aclRoleCommand() *cobra.Command {
-	return a.Noun("role", "Roles: sets of policies",
-		a.aclRoleApply(),
-		&cobra.Command{
-			Use: "list", Short: "List the roles",
-			RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-				resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
-				return a.Print(resp, err, func() {
-					t := NewTable("NAME", "POLICIES", "DESCRIPTION", "CHANGED")
-					for _, r := range resp.GetRoles() {
-						t.Row(r.GetName(), listed(r.GetPolicies()), r.GetDescription(), age(r.GetModifiedAt()))
+func policyVerbs() []verb {
+	put := &hostv1.PutACLPolicyRequest{}
+	return []verb{
+		{
+			use: "apply NAME FILE", short: "Add a policy, or replace its rules", example: "developers developers.hcl",
+			long: `Add a policy, or replace its rules. FILE has the rules in HCL or JSON; - is
+standard input. The policy "anonymous" applies to calls without a token.`,
+			flags: func(f *pflag.FlagSet) {
+				f.StringVar(&put.Description, "description", "", "what the policy is for, as `TEXT`")
+			},
+			run: order("policy %q is applied; give it to a token: pannier acl token create -policy %[1]s",
+				func(ctx context.Context, c *call) (any, error) {
+					rules, err := readFile(c.args[1], maxPolicy)
+					if err != nil {
+						return nil, Usage("read the policy: %w", err)
 					}
-					a.List(t, "no roles; add one: pannier acl role apply NAME -policy POLICY")
+					put.Name, put.Rules = c.args[0], rules
+					return c.ACL.PutACLPolicy(ctx, put)
+				}),
+		},
+		{
+			use: "list", short: "List the policies; without a management token, your own",
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
+				return list(c.Printer, resp, err, resp.GetPolicies(), columns[*hostv1.ACLPolicy]{
+					[]string{"NAME", "DESCRIPTION", "CHANGED"},
+					func(t *Table, p *hostv1.ACLPolicy) { t.Row(p.GetName(), p.GetDescription(), age(p.GetModifiedAt())) },
+					"no policies; add one: pannier acl policy apply NAME FILE",
 				})
+			},
+		},
+		{
+			use: "read NAME", short: "Write a policy's rules to standard output", example: "developers",
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.ACL.GetACLPolicy(ctx, &hostv1.GetACLPolicyRequest{Name: c.args[0]})
+				return c.Print(resp, err, func() {
+					for line := range strings.Lines(resp.GetPolicy().GetRules()) {
+						c.Say("%s", strings.TrimSuffix(line, "\n"))
+					}
+				})
+			},
+		},
+		{
+			use: "delete NAME", short: "Delete a policy; tokens and roles that have it lose what it allowed",
+			example: "developers",
+			run: order("policy %q is deleted", func(ctx context.Context, c *call) (any, error) {
+				return c.ACL.DeleteACLPolicy(ctx, &hostv1.DeleteACLPolicyRequest{Name: c.args[0]})
 			}),
 		},
-		&cobra.Command{
-			Use: "read NAME", Short: "Show a role",
-			Example: "pannier acl role read on-call",
-			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-				resp, err := client.ACL.GetACLRole(ctx, &hostv1.GetACLRoleRequest{Name: args[0]})
-				return a.Print(resp, err, func() {
-					r, t := resp.GetRole(), NewTable()
-					t.Row("Name", r.GetName())
-					t.Row("Description", r.GetDescription())
-					t.Row("Policies", listed(r.GetPolicies()))
-					t.Row("Changed", age(r.GetModifiedAt()))
-					a.Show(t)
-				})
-			}),
-		},
-		&cobra.Command{
-			Use: "delete NAME", Short: "Delete a role; tokens that have it lose what it allowed",
-			Example: "pannier acl role delete on-call",
-			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-				resp, err := client.ACL.DeleteACLRole(ctx, &hostv1.DeleteACLRoleRequest{Name: args[0]})
-				return a.Done(resp, err, "role %q is deleted", args[0])
-			}),
-		})
+	}
 }
 
-func (a *App) aclRoleApply() *cobra.Command {
-	req := &hostv1.PutACLRoleRequest{}
-	cmd := &cobra.Command{
-		Use: "apply NAME", Short: "Add a role, or replace its policies",
-		Example: "pannier acl role apply on-call -policy developers -policy operators",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			req.Name = args[0]
-			resp, err := client.ACL.PutACLRole(ctx, req)
-			return a.Done(resp, err,
-				"role %q is applied; give it to a token: pannier acl token create -role %s", args[0], args[0])
-		}),
+func roleVerbs() []verb {
+	put := &hostv1.PutACLRoleRequest{}
+	return []verb{
+		{
+			use: "apply NAME", short: "Add a role, or replace its policies",
+			example: "on-call -policy developers -policy operators",
+			flags: func(f *pflag.FlagSet) {
+				f.StringVar(&put.Description, "description", "", "what the role is for, as `TEXT`")
+				f.StringArrayVar(&put.Policies, "policy", nil, "a policy's `NAME`; may be given more than once")
+			},
+			needs: []string{"policy"},
+			run: order("role %q is applied; give it to a token: pannier acl token create -role %[1]s",
+				func(ctx context.Context, c *call) (any, error) {
+					put.Name = c.args[0]
+					return c.ACL.PutACLRole(ctx, put)
+				}),
+		},
+		{
+			use: "list", short: "List the roles",
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
+				return list(c.Printer, resp, err, resp.GetRoles(), columns[*hostv1.ACLRole]{
+					[]string{"NAME", "POLICIES", "DESCRIPTION", "CHANGED"},
+					func(t *Table, r *hostv1.ACLRole) {
+						t.Row(r.GetName(), listed(r.GetPolicies()), r.GetDescription(), age(r.GetModifiedAt()))
+					},
+					"no roles; add one: pannier acl role apply NAME -policy POLICY",
+				})
+			},
+		},
+		{
+			use: "read NAME", short: "Show a role", example: "on-call",
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.ACL.GetACLRole(ctx, &hostv1.GetACLRoleRequest{Name: c.args[0]})
+				r, t := resp.GetRole(), NewTable()
+				t.Row("Name", r.GetName())
+				t.Row("Description", r.GetDescription())
+				t.Row("Policies", listed(r.GetPolicies()))
+				t.Row("Changed", age(r.GetModifiedAt()))
+				return c.Tables(resp, err, t)
+			},
+		},
+		{
+			use: "delete NAME", short: "Delete a role; tokens that have it lose what it allowed", example: "on-call",
+			run: order("role %q is deleted", func(ctx context.Context, c *call) (any, error) {
+				return c.ACL.DeleteACLRole(ctx, &hostv1.DeleteACLRoleRequest{Name: c.args[0]})
+			}),
+		},
 	}
-	cmd.Flags().StringVar(&req.Description, "description", "", "what the role is for, as `TEXT`")
-	cmd.Flags().StringArrayVar(&req.Policies, "policy", nil, "a policy's `NAME`; may be given more than once")
-	require(cmd, "policy")
-	return cmd
+}
+
+func aclTokenVerbs() []verb {
+	req := &hostv1.CreateACLTokenRequest{}
+	var ttl time.Duration
+	const accessor = "2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8"
+	return []verb{
+		{
+			use: "create", short: "Make a token, and show its secret once", example: "-name alice -policy developers -ttl 720h",
+			flags: func(f *pflag.FlagSet) {
+				f.StringVar(&req.Name, "name", "", "what or whom the token is for, as `TEXT`")
+				f.StringVar(&req.Type, "type", "client", "the `TYPE`: client, or management, which may do everything")
+				f.StringArrayVar(&req.Policies, "policy", nil, "a policy's `NAME`; may be given more than once")
+				f.StringArrayVar(&req.Roles, "role", nil, "a role's `NAME`; may be given more than once")
+				f.DurationVar(&ttl, "ttl", 0, "the `TIME` after which it expires, such as 8h (default: never)")
+			},
+			run: func(ctx context.Context, c *call) error {
+				if ttl < 0 {
+					return Usage("-ttl %s is not above 0", ttl)
+				}
+				if ttl > 0 {
+					req.Ttl = durationpb.New(ttl)
+				}
+				resp, err := c.ACL.CreateACLToken(ctx, req)
+				err = hint(err, ExitNotFound, "pannier acl policy list and pannier acl role list list what there is")
+				return newToken(c, resp, err)
+			},
+		},
+		{
+			use: "list", short: "List the tokens, without their secrets",
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
+				return list(c.Printer, resp, err, resp.GetTokens(), columns[*hostv1.ACLToken]{
+					[]string{"ACCESSOR", "NAME", "TYPE", "POLICIES", "ROLES", "AGE", "EXPIRES"},
+					func(t *Table, k *hostv1.ACLToken) {
+						t.Row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()),
+							age(k.GetCreatedAt()), expires(k))
+					},
+					"no tokens; make the first: pannier acl bootstrap",
+				})
+			},
+		},
+		{
+			use: "read ACCESSOR", short: "Show a token, without its secret", example: accessor,
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.ACL.GetACLToken(ctx, &hostv1.GetACLTokenRequest{Accessor: c.args[0]})
+				return c.Tables(resp, err, aclTokenTable(resp.GetToken()))
+			},
+		},
+		{
+			use: "delete ACCESSOR", short: "Delete a token; it is refused at once", example: accessor,
+			run: order("token %s is deleted", func(ctx context.Context, c *call) (any, error) {
+				return c.ACL.DeleteACLToken(ctx, &hostv1.DeleteACLTokenRequest{Accessor: c.args[0]})
+			}),
+		},
+		{
+			use: "self", short: "Show the token of this call, and what it allows",
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
+				return c.Tables(resp, err, selfTable(resp))
+			},
+		},
+	}
+}
+
+// newToken shows a token with its secret, for the only time.
+func newToken(c *call, m interface {
+	GetToken() *hostv1.ACLToken
+	GetSecret() string
+}, err error,
+) error {
+	return c.Print(m, err, func() {
+		t := aclTokenTable(m.GetToken())
+		t.Row("Secret", m.GetSecret())
+		c.Note("the secret is not shown again; call with it by -token-file FILE or %s", tokenEnv)
+		c.Show(t)
+	})
+}
+
+// expires is a cell with the time until a token expires.
+func expires(t *hostv1.ACLToken) Cell {
+	if at := t.GetExpiresAt(); at != nil && !at.AsTime().After(time.Now()) {
+		return Cell{"expired", Red}
+	}
+	return Cell{ahead(t.GetExpiresAt()), ""}
+}
+
+func selfTable(m *hostv1.GetACLSelfResponse) *Table {
+	t := NewTable()
+	t.Row("Accessor", "")
+	if m.GetToken() != nil {
+		t = aclTokenTable(m.GetToken())
+	}
+	may := "what these policies allow: " + listed(names(m.GetPolicies(), (*hostv1.ACLPolicy).GetName))
+	switch {
+	case m.GetManagement():
+		may = "everything"
+	case len(m.GetPolicies()) == 0:
+		may = "nothing"
+	}
+	t.Row("May do", may)
+	return t
+}
+
+func aclTokenTable(t *hostv1.ACLToken) *Table {
+	out := NewTable()
+	out.Row("Accessor", t.GetAccessor())
+	out.Row("Name", t.GetName())
+	out.Row("Type", t.GetType())
+	out.Row("Policies", listed(t.GetPolicies()))
+	out.Row("Roles", listed(t.GetRoles()))
+	out.Row("Created", age(t.GetCreatedAt()))
+	out.Row("Expires", expires(t))
+	return out
 }

@@ -17,7 +17,7 @@ import (
 const agentProgram = "pannier-agent"
 
 // agentCommand stands for the other program, which becomeAgent executes.
-func (a *App) agentCommand() *cobra.Command {
+func agentCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "agent", Short: "Run the agent of this host, reload, upgrade or stop it, and handle files of plugins",
 		DisableFlagParsing: true,

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -19,7 +18,6 @@ import (
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/tracing"
@@ -56,15 +54,12 @@ func Main(o Options) int {
 
 // App is what the commands of a program share in one run.
 type App struct {
-	Options  Options
-	Out, Err io.Writer
+	Options Options
+	*Printer
 	// The global flags.
-	address, namespace, format string
-	tokenFile                  string
-	noColor                    bool
-	client                     *api.Client
-	traces                     *tracing.Tracer
-	outErr                     error // the first of the output
+	address, namespace, tokenFile string
+	client                        *api.Client
+	traces                        *tracing.Tracer
 	// started is set when a command's own work begins: later errors are not of usage.
 	started bool
 	// patience bounds how long a repeatable call is retried while the agent is down.
@@ -73,7 +68,7 @@ type App struct {
 
 // New returns the state of one run.
 func New(o Options) *App {
-	return &App{Options: o, Out: o.Stdout, Err: o.Stderr, patience: 30 * time.Second}
+	return &App{Options: o, Printer: &Printer{Out: o.Stdout, Err: o.Stderr}, patience: 30 * time.Second}
 }
 
 // flushPatience is how long a command's end waits until the collector has taken its spans.
@@ -117,11 +112,11 @@ func untilSignal() (context.Context, context.CancelFunc) {
 }
 
 func (a *App) rootCommand() *cobra.Command {
-	return a.Root(a.Noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
+	return a.Root(a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
+		[]verb{eventsVerb(), statusVerb(), monitorVerb(), doctorVerb(), debugVerb()},
 		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
 		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(), a.aclCommand(),
-		a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.monitorCommand(), a.setupCommand(), a.importCommand(),
-		a.doctorCommand(), a.debugCommand(), a.selfCommand(), a.completionCommand(), a.agentCommand()))
+		a.tlsCommand(), a.setupCommand(), a.importCommand(), a.selfCommand(), a.completionCommand(), agentCommand()))
 }
 
 // Root adds to the root of a program's commands what both programs have.
@@ -188,7 +183,7 @@ func (a *App) complete(cmd *cobra.Command) {
 			sub.Args = checkArgs
 		}
 		a.completeArguments(sub)
-		sub.Example = cmp.Or(sub.Example, sub.CommandPath())
+		sub.Example = examples(sub)
 		if sub.Name() == "list" {
 			sub.Aliases, listed = []string{"ls"}, true
 		}
@@ -280,22 +275,6 @@ func (a *App) namespaceOr(other string) string {
 		return ns
 	}
 	return other
-}
-
-// Note writes a line for people to standard error.
-func (a *App) Note(format string, args ...any) {
-	fmt.Fprintln(a.Err, printable(fmt.Sprintf(format, args...)))
-}
-
-// isTerminal reports whether a stream is a terminal.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
-}
-
-// colored reports whether a stream takes colours (https://no-color.org).
-func (a *App) colored(w io.Writer) bool {
-	return !a.noColor && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)
 }
 
 // version is this program's.

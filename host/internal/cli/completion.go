@@ -28,20 +28,46 @@ type kind struct {
 }
 
 var (
-	drivers   = kind{driverIDs, "pannier driver status lists the drivers"}
-	nodes     = kind{nodeIDs, "pannier node status lists the nodes"}
-	policies  = kind{policyNames, "pannier acl policy list lists the policies"}
-	roles     = kind{roleNames, "pannier acl role list lists the roles"}
-	volumes   = kind{volumeIDs, "pannier volume status lists the volumes"}
-	workloads = kind{workloadIDs, "pannier workload status lists the workloads"}
+	drivers = kind{func(ctx context.Context, c *api.Client, _, _ string) ([]string, error) {
+		resp, err := c.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
+		return names(resp.GetDrivers(), (*hostv1.Driver).GetId), err
+	}, "pannier driver status lists the drivers"}
+	nodes = kind{func(ctx context.Context, c *api.Client, _, _ string) ([]string, error) {
+		resp, err := c.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
+		return names(resp.GetNodes(), (*hostv1.Node).GetName), err
+	}, "pannier node status lists the nodes"}
+	plugins = kind{func(ctx context.Context, c *api.Client, _, node string) ([]string, error) {
+		resp, err := c.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
+		return names(resp.GetPlugins(), (*hostv1.Plugin).GetName), err
+	}, "pannier plugin list lists the plugins"}
+	policies = kind{func(ctx context.Context, c *api.Client, _, _ string) ([]string, error) {
+		resp, err := c.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
+		return names(resp.GetPolicies(), (*hostv1.ACLPolicy).GetName), err
+	}, "pannier acl policy list lists the policies"}
+	roles = kind{func(ctx context.Context, c *api.Client, _, _ string) ([]string, error) {
+		resp, err := c.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
+		return names(resp.GetRoles(), (*hostv1.ACLRole).GetName), err
+	}, "pannier acl role list lists the roles"}
+	tokens = kind{func(ctx context.Context, c *api.Client, _, _ string) ([]string, error) {
+		resp, err := c.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
+		return names(resp.GetTokens(), (*hostv1.ACLToken).GetAccessor), err
+	}, "pannier acl token list lists the tokens"}
+	volumes = kind{func(ctx context.Context, c *api.Client, namespace, _ string) ([]string, error) {
+		resp, err := c.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{Namespace: namespace})
+		return names(resp.GetVolumes(), func(v *hostv1.Volume) string { return v.GetSpec().GetId() }), err
+	}, "pannier volume status lists the volumes"}
+	workloads = kind{func(ctx context.Context, c *api.Client, namespace, node string) ([]string, error) {
+		resp, err := c.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: namespace, Node: node})
+		return names(resp.GetWorkloads(), func(w *hostv1.Workload) string { return w.GetSpec().GetId() }), err
+	}, "pannier workload status lists the workloads"}
 )
 
 // arguments are the kinds of first arguments, by the noun before them and their names in Use, or by their names.
 var arguments = map[string]kind{
 	"DRIVER": drivers, "NODE": nodes, "VOLUME": volumes, "SPEC|ID": workloads,
 	"driver ID": drivers, "policy NAME": policies, "role NAME": roles, "volume ID": volumes,
-	"plugin NAME":    {pluginNames, "pannier plugin list lists the plugins"},
-	"token ACCESSOR": {tokenAccessors, "pannier acl token list lists the tokens"},
+	"plugin NAME":    plugins,
+	"token ACCESSOR": tokens,
 	"keyring ID":     {nil, "pannier keyring list has the keys' ids"},
 	"raft NAME":      {nil, "pannier operator raft list-peers lists the servers"},
 	"server NAME":    {nil, "pannier server members lists the agents"},
@@ -134,46 +160,6 @@ func names[T any](all []T, name func(T) string) (out []string) {
 		out = append(out, name(one))
 	}
 	return out
-}
-
-func driverIDs(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
-	resp, err := client.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
-	return names(resp.GetDrivers(), (*hostv1.Driver).GetId), err
-}
-
-func nodeIDs(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
-	resp, err := client.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
-	return names(resp.GetNodes(), (*hostv1.Node).GetName), err
-}
-
-func pluginNames(ctx context.Context, client *api.Client, _, node string) ([]string, error) {
-	resp, err := client.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
-	return names(resp.GetPlugins(), (*hostv1.Plugin).GetName), err
-}
-
-func policyNames(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
-	resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
-	return names(resp.GetPolicies(), (*hostv1.ACLPolicy).GetName), err
-}
-
-func roleNames(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
-	resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
-	return names(resp.GetRoles(), (*hostv1.ACLRole).GetName), err
-}
-
-func tokenAccessors(ctx context.Context, client *api.Client, _, _ string) ([]string, error) {
-	resp, err := client.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
-	return names(resp.GetTokens(), (*hostv1.ACLToken).GetAccessor), err
-}
-
-func volumeIDs(ctx context.Context, client *api.Client, namespace, _ string) ([]string, error) {
-	resp, err := client.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{Namespace: namespace})
-	return names(resp.GetVolumes(), func(v *hostv1.Volume) string { return v.GetSpec().GetId() }), err
-}
-
-func workloadIDs(ctx context.Context, client *api.Client, namespace, node string) ([]string, error) {
-	resp, err := client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: namespace, Node: node})
-	return names(resp.GetWorkloads(), func(w *hostv1.Workload) string { return w.GetSpec().GetId() }), err
 }
 
 func (a *App) completionCommand() *cobra.Command {

@@ -5,12 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -19,7 +17,6 @@ import (
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/doctor"
 	escape "github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -30,12 +27,12 @@ const (
 	debugLines = 2000
 )
 
-func (a *App) debugCommand() *cobra.Command {
+func debugVerb() verb {
 	var paths []string
 	var during time.Duration
-	cmd := &cobra.Command{
-		Use: "debug [FILE]", Short: "Collect what helps to find a problem's cause, without secrets, in one archive",
-		Long: `Collect what helps to find the cause of a problem in a new .tar.gz, which only you can read: the
+	return verb{
+		use: "debug [FILE]", short: "Collect what helps to find a problem's cause, without secrets, in one archive",
+		long: `Collect what helps to find the cause of a problem in a new .tar.gz, which only you can read: the
 agent's configuration without secrets, what pannier status and pannier doctor say, volumes,
 workloads, nodes and servers, events, the logs of the agent, its plugins and drivers, mounts,
 metrics, stacks and profiles. It works without an agent, too. Run it as root, on the agent's
@@ -46,44 +43,40 @@ this command, those in the agent's configuration and in the files that it names,
 agent keeps in files, and whatever is a JSON Web Token or a private key. A line of a log with
 one, or else the whole file, is left out. Secrets of volumes are not known here; the agent shows
 them to nobody. errors.txt in the archive names what is missing, and why.`,
-		Example: `pannier debug
-pannier debug -duration 10s /tmp/pannier.tar.gz`,
-		RunE: a.Do(func(ctx context.Context, args []string) error {
+		example: "\n-duration 10s /tmp/pannier.tar.gz",
+		flags: func(f *pflag.FlagSet) {
+			f.StringArrayVar(&paths, "config", nil, "`PATH` of the agent's configuration; may be given more than once "+
+				"(default: the agent's own, or "+config.SystemDir+" if the agent does not answer)")
+			f.DurationVar(&during, "duration", 0, "how long to profile the agent's use of the processor, at most 1m")
+		},
+		local: func(ctx context.Context, c *call) error {
 			if during < 0 || during > time.Minute {
 				return Usage("-duration: from 0s to 1m")
 			}
-			return a.debug(ctx, strings.Join(args, ""), paths, during)
-		}),
+			return debugHost(ctx, c, paths, during)
+		},
 	}
-	cmd.Flags().StringArrayVar(&paths, "config", nil, "`PATH` of the agent's configuration; may be given more than once "+
-		"(default: the agent's own, or "+config.SystemDir+" if the agent does not answer)")
-	cmd.Flags().DurationVar(&during, "duration", 0, "how long to profile the agent's use of the processor, at most 1m")
-	return cmd
 }
 
-func (a *App) debug(ctx context.Context, path string, paths []string, during time.Duration) error {
-	client, err := a.Client()
-	if err != nil {
+func debugHost(ctx context.Context, a *call, paths []string, during time.Duration) (err error) {
+	if a.Client, err = a.App.Client(); err != nil {
 		return err
 	}
 	token, err := a.token()
 	if err != nil {
 		return err
 	}
-	c := &collection{a: a, client: client, config: paths}
+	c := &collection{call: a, config: paths}
 	c.Secret("the token of this command", token)
 	c.collect(ctx, during)
 	if err := ctx.Err(); err != nil {
 		return errors.New("interrupted: nothing was written")
 	}
 	folder := fmt.Sprintf("pannier-debug-%s-%s", cmp.Or(c.name, "host"), time.Now().UTC().Format("20060102-150405"))
-	path = cmp.Or(path, folder+".tar.gz")
+	path := cmp.Or(a.arg(0), folder+".tar.gz")
 	sum, err := c.WriteFile(path, folder)
-	if errors.Is(err, fs.ErrExist) {
-		return Hinted(Coded(ExitRefused, fmt.Errorf("%s already exists", path)), "name another file")
-	}
 	if err != nil {
-		return err
+		return exists(err, path, "name another file")
 	}
 	written := struct {
 		File string `json:"file"`
@@ -100,8 +93,7 @@ func (a *App) debug(ctx context.Context, path string, paths []string, during tim
 // collection is a bundle that is being filled.
 type collection struct {
 	bundle.Bundle
-	a      *App
-	client *api.Client
+	*call
 	config []string // paths of the agent's configuration
 	name   string   // the node's; empty: not known
 }
@@ -109,7 +101,7 @@ type collection struct {
 func (c *collection) collect(ctx context.Context, during time.Duration) {
 	c.versions()
 	c.diagnose(ctx, during)
-	patient := c.a.patient(c.client, c.config)
+	patient := patient(c.call, c.config)
 	if cfg := patient.Config; cfg != nil {
 		values, files := cfg.Secrets()
 		for whose, value := range values {
@@ -128,47 +120,45 @@ func (c *collection) collect(ctx context.Context, during time.Duration) {
 			cmp.Or(patient.ConfigErr, errors.New("it is not known where that is"))))
 	}
 	found, err := doctor.Examine(ctx, patient)
-	c.text("doctor.txt", err, func(a *App) { a.showFindings(found) })
-	status := collectAnswer(ctx, c, "status", c.client.Agent.Status, &hostv1.StatusRequest{})
+	c.text("doctor.txt", err, func(p *Printer) { showFindings(p, found) })
+	status := collectAnswer(ctx, c, "status", c.Agent.Status, &hostv1.StatusRequest{})
 	if status != nil {
 		c.name = status.GetName()
-		c.text("status.txt", nil, func(a *App) { a.showStatus(status) })
+		c.text("status.txt", nil, func(p *Printer) { showStatus(p, status) })
 	}
-	collectAnswer(ctx, c, "volumes", c.client.Volumes.ListVolumes, &hostv1.ListVolumesRequest{})
-	collectAnswer(ctx, c, "workloads", c.client.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{})
-	collectAnswer(ctx, c, "nodes", c.client.Nodes.ListNodes, &hostv1.ListNodesRequest{})
-	members := collectAnswer(ctx, c, "members", c.client.Members.ListMembers, &hostv1.ListMembersRequest{})
+	collectAnswer(ctx, c, "volumes", c.Volumes.ListVolumes, &hostv1.ListVolumesRequest{})
+	collectAnswer(ctx, c, "workloads", c.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{})
+	collectAnswer(ctx, c, "nodes", c.Nodes.ListNodes, &hostv1.ListNodesRequest{})
+	members := collectAnswer(ctx, c, "members", c.Members.ListMembers, &hostv1.ListMembersRequest{})
 	if len(members.GetMembers()) > 0 && members.GetMembers()[0].GetAddress() != "" { // not a single host
-		collectAnswer(ctx, c, "peers", c.client.Operator.ListPeers, &hostv1.ListPeersRequest{})
-		collectAnswer(ctx, c, "autopilot", c.client.Operator.GetAutopilot, &hostv1.GetAutopilotRequest{})
-		collectAnswer(ctx, c, "health", c.client.Operator.AutopilotHealth, &hostv1.AutopilotHealthRequest{})
+		collectAnswer(ctx, c, "peers", c.Operator.ListPeers, &hostv1.ListPeersRequest{})
+		collectAnswer(ctx, c, "autopilot", c.Operator.GetAutopilot, &hostv1.GetAutopilotRequest{})
+		collectAnswer(ctx, c, "health", c.Operator.AutopilotHealth, &hostv1.AutopilotHealthRequest{})
 	}
 	c.logs(ctx, status)
 }
 
 // text adds what a command shows to people.
-func (c *collection) text(name string, err error, show func(a *App)) {
-	shown := *c.a
-	shown.Out, shown.Err, shown.format, shown.noColor = c.File(name), c.File(name), formatTable, true
-	show(&shown)
-	c.Missing(name, errors.Join(err, shown.outErr))
+func (c *collection) text(name string, err error, show func(p *Printer)) {
+	p := &Printer{Out: c.File(name), Err: c.File(name), format: formatTable, noColor: true}
+	show(p)
+	c.Missing(name, errors.Join(err, p.outErr))
 }
 
 // message adds a message as JSON.
 func (c *collection) message(name string, m proto.Message, indent string) {
-	shown := *c.a
-	shown.Out = c.File(name)
-	shown.writeJSON(m, indent)
-	c.Missing(name, shown.outErr)
+	p := &Printer{Out: c.File(name)}
+	p.writeJSON(m, indent)
+	c.Missing(name, p.outErr)
 }
 
 // versions adds those of this program and of the kernel.
 func (c *collection) versions() {
 	var kernel unix.Utsname
 	err := unix.Uname(&kernel)
-	c.text("versions.txt", err, func(a *App) {
-		a.Say("%s", a.version())
-		a.Say("kernel %s %s", unix.ByteSliceToString(kernel.Release[:]), unix.ByteSliceToString(kernel.Version[:]))
+	c.text("versions.txt", err, func(p *Printer) {
+		p.Say("%s", c.version())
+		p.Say("kernel %s %s", unix.ByteSliceToString(kernel.Release[:]), unix.ByteSliceToString(kernel.Version[:]))
 	})
 }
 
@@ -180,7 +170,7 @@ func (c *collection) diagnose(ctx context.Context, during time.Duration) {
 	if during > 0 {
 		req.Cpu = durationpb.New(during)
 	}
-	stream, err := c.client.Agent.Diagnose(ctx, req)
+	stream, err := c.Agent.Diagnose(ctx, req)
 	c.Missing("the agent's own files", each(ctx, stream, err, func(m *hostv1.DiagnoseResponse) error {
 		for _, path := range m.GetSecretFiles() {
 			c.SecretFile(path)
@@ -222,13 +212,13 @@ func (c *collection) logs(ctx context.Context, status *hostv1.StatusResponse) {
 	ctx, cancel := context.WithTimeout(ctx, debugPatience)
 	defer cancel()
 	const events = "events.jsonl"
-	stream, err := c.client.Agent.Events(ctx, &hostv1.EventsRequest{Recent: keptEvents})
+	stream, err := c.Agent.Events(ctx, &hostv1.EventsRequest{Recent: keptEvents})
 	c.Missing(events, each(ctx, stream, err, func(m *hostv1.EventsResponse) error {
 		c.message(events, m.GetEvent(), "")
 		return nil
 	}))
 	for _, p := range status.GetPlugins() {
-		stream, err := c.client.Plugins.PluginLog(ctx, &hostv1.PluginLogRequest{Name: p.GetName(), Recent: debugLines})
+		stream, err := c.Plugins.PluginLog(ctx, &hostv1.PluginLogRequest{Name: p.GetName(), Recent: debugLines})
 		addLog(ctx, c, "logs/plugin-"+p.GetName()+".log", stream, err)
 	}
 	driver := func(name string, req *hostv1.DriverLogRequest, d *hostv1.Driver) {
@@ -236,7 +226,7 @@ func (c *collection) logs(ctx context.Context, status *hostv1.StatusResponse) {
 			return
 		}
 		req.Recent = debugLines
-		stream, err := c.client.Drivers.DriverLog(ctx, req)
+		stream, err := c.Drivers.DriverLog(ctx, req)
 		addLog(ctx, c, "logs/driver-"+name+".log", stream, err)
 	}
 	for _, d := range status.GetDrivers() {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/doctor"
@@ -13,13 +13,13 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) doctorCommand() *cobra.Command {
+func doctorVerb() verb {
 	var paths []string
 	var fix bool
 	var node string
-	cmd := &cobra.Command{
-		Use: "doctor", Short: "Check this machine and its agent, and name the commands that mend them",
-		Long: `Check this machine and its agent for what keeps workloads from their volumes: one row for
+	return verb{
+		use: "doctor", short: "Check this machine and its agent, and name the commands that mend them",
+		long: `Check this machine and its agent for what keeps workloads from their volumes: one row for
 each finding, with the command that mends it. It works without an agent, too: what needs one
 is skipped then. Run it as root, on the agent's machine.
 
@@ -29,66 +29,52 @@ detaches those whose file was deleted and that nothing has mounted.
 -node has the agent of another node check its machine, with the configuration that it runs with.
 
 The exit code is 0 if all is well, also with warnings, and 1 if something does not work.`,
-		Example: `pannier doctor
-pannier doctor -config /etc/pannier -o json
-pannier doctor -node n2`,
-		RunE: a.Do(func(ctx context.Context, _ []string) error {
-			if node == "" {
-				return a.examine(ctx, paths, fix)
-			}
-			if fix || len(paths) > 0 {
+		example: "\n-config /etc/pannier -o json\n-node n2",
+		flags: func(f *pflag.FlagSet) {
+			f.StringArrayVar(&paths, "config", nil,
+				"`PATH` of the agent's configuration; may be given more than once (default "+config.SystemDir+", if it is there)")
+			f.BoolVar(&fix, "fix", false, "mend what can be mended without risk")
+			nodeFlag(f, &node)
+		},
+		local: func(ctx context.Context, c *call) (err error) {
+			if node != "" && (fix || len(paths) > 0) {
 				return Usage("-fix and -config are for this machine, -node is for another")
 			}
-			return a.examineNode(ctx, node)
-		}),
+			if c.Client, err = c.App.Client(); err != nil {
+				return err
+			}
+			var found []doctor.Finding
+			if node != "" {
+				found, err = examineNode(ctx, c.Client, node)
+			} else {
+				p := patient(c, paths)
+				p.Fix = fix
+				found, err = doctor.Examine(ctx, p)
+			}
+			err = c.Print(found, err, func() { showFindings(c.Printer, found) })
+			if err == nil && doctor.Worst(found) == doctor.Fail {
+				err = silentExit(ExitError)
+			}
+			return err
+		},
 	}
-	cmd.Flags().StringArrayVar(&paths, "config", nil,
-		"`PATH` of the agent's configuration; may be given more than once (default "+config.SystemDir+", if it is there)")
-	cmd.Flags().BoolVar(&fix, "fix", false, "mend what can be mended without risk")
-	nodeFlag(cmd, &node)
-	return cmd
 }
 
 // examineNode has the agent of another node check its machine.
-func (a *App) examineNode(ctx context.Context, node string) error {
-	client, err := a.Client()
-	if err != nil {
-		return err
-	}
+func examineNode(ctx context.Context, client *api.Client, node string) (found []doctor.Finding, err error) {
 	resp, err := client.Agent.Examine(ctx, &hostv1.ExamineRequest{Node: node})
-	var found []doctor.Finding
 	for _, f := range resp.GetFindings() {
 		found = append(found, doctor.Finding{
 			Check: f.GetCheck(), Status: doctor.Status(f.GetStatus()), Why: f.GetWhy(), Subject: f.GetSubject(),
 			Command: f.GetCommand(),
 		})
 	}
-	return a.showExamined(found, err)
-}
-
-func (a *App) examine(ctx context.Context, paths []string, fix bool) error {
-	client, err := a.Client()
-	if err != nil {
-		return err
-	}
-	p := a.patient(client, paths)
-	p.Fix = fix
-	found, err := doctor.Examine(ctx, p)
-	return a.showExamined(found, err)
-}
-
-// showExamined shows findings, and fails if one of them is a failure.
-func (a *App) showExamined(found []doctor.Finding, err error) error {
-	err = a.Print(found, err, func() { a.showFindings(found) })
-	if err == nil && doctor.Worst(found) == doctor.Fail {
-		err = silentExit(ExitError)
-	}
-	return err
+	return found, err
 }
 
 // patient is this machine with the configuration of its agent; without paths that of a package, if it is there.
-func (a *App) patient(client *api.Client, paths []string) doctor.Patient {
-	p := doctor.Patient{Client: client}
+func patient(c *call, paths []string) doctor.Patient {
+	p := doctor.Patient{Client: c.Client}
 	if paths = config.Installed(paths); len(paths) == 0 {
 		return p
 	}
@@ -102,7 +88,7 @@ func (a *App) patient(client *api.Client, paths []string) doctor.Patient {
 		if in.Token == "" {
 			return nil, doctor.ErrNoManagement
 		}
-		report, err := a.setUp(ctx, p.Config, in, false)
+		report, err := setUp(ctx, c.App, p.Config, in, false)
 		if err == nil && report.Error != "" {
 			err = errors.New(report.Error)
 		}
@@ -111,7 +97,7 @@ func (a *App) patient(client *api.Client, paths []string) doctor.Patient {
 	return p
 }
 
-func (a *App) showFindings(found []doctor.Finding) {
+func showFindings(p *Printer, found []doctor.Finding) {
 	colors := map[doctor.Status]Color{doctor.OK: Green, doctor.Warn: Yellow, doctor.Fail: Red}
 	for _, f := range found {
 		why := f.Why
@@ -119,9 +105,9 @@ func (a *App) showFindings(found []doctor.Finding) {
 			why += " (" + f.Fixed + ")"
 		}
 		status := Cell{fmt.Sprintf("%-7s", f.Status), colors[f.Status]}
-		a.write(fmt.Sprintf("%s  %-19s  %s\n", status.painted(a.colored(a.Out)), f.Check, printable(why)))
+		p.write(fmt.Sprintf("%s  %-19s  %s\n", status.painted(p.colored(p.Out)), f.Check, printable(why)))
 		if f.Command != "" && f.Fixed != "mended" {
-			a.Say("%30srun: %s", "", f.Command)
+			p.Say("%30srun: %s", "", f.Command)
 		}
 	}
 }

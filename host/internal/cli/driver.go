@@ -10,110 +10,88 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/config"
 	escape "github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *App) driverCommand() *cobra.Command {
-	return a.Noun("driver", "CSI drivers on this node",
-		a.driverRegister(), a.driverDeregister(), a.driverRestart(), a.driverLogs(), a.driverHistory(),
-		&cobra.Command{
-			Use: "status [ID]", Short: "List the drivers, or show one",
-			Example: "pannier driver status nfs",
-			RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-				if len(args) == 0 {
-					resp, err := client.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
-					return a.Print(resp, err, func() { a.showDrivers(resp.GetDrivers()) })
+	return a.noun("driver", "CSI drivers on this node", append(driverRegisterVerbs(), driverStatusVerbs()...))
+}
+
+// driverRegisterVerbs add, remove and restart a driver.
+func driverRegisterVerbs() []verb {
+	register, timeout := &hostv1.RegisterDriverRequest{}, time.Duration(0)
+	deregister, restart := &hostv1.DeregisterDriverRequest{}, &hostv1.RestartDriverRequest{}
+	return []verb{
+		{
+			use: "register ID -endpoint unix:///PATH", short: "Register a running CSI driver, or change how it is reached",
+			example: "nfs -endpoint unix:///run/csi/nfs.sock",
+			flags: func(f *pflag.FlagSet) {
+				f.StringVar(&register.Endpoint, "endpoint", "", "the driver's socket, as unix:///`PATH`")
+				f.StringVar(&register.Type, "type", "monolith", "`TYPE`: node, controller or monolith")
+				f.StringVar(&register.Plugin, "plugin", "",
+					"the storage plugin that reaches it (default csi-bridge, or the only one)")
+				f.StringVar(&register.MountDir, "mount-dir", "", "where a driver in a container sees its folder of the host")
+				f.StringVar(&register.StagePublishBaseDir, "stage-publish-base-dir", "",
+					"where such a driver sees its staging and publish paths")
+				f.DurationVar(&timeout, "health-timeout", 0, "how long its first healthy answer may take (default 30s)")
+			},
+			needs: []string{"endpoint"},
+			run: func(ctx context.Context, c *call) error {
+				if err := config.CheckEndpoint(register.Endpoint); err != nil {
+					return Usage("-endpoint: %w", err)
 				}
-				resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: args[0]})
-				return a.Print(resp, err, func() { a.showDriver(resp.GetDriver()) })
-			}),
-		})
-}
-
-func (a *App) driverRegister() *cobra.Command {
-	req := &hostv1.RegisterDriverRequest{}
-	var timeout time.Duration
-	cmd := &cobra.Command{
-		Use: "register ID -endpoint unix:///PATH", Short: "Register a running CSI driver, or change how it is reached",
-		Example: "pannier driver register nfs -endpoint unix:///run/csi/nfs.sock",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			req.Id = args[0]
-			if err := config.CheckEndpoint(req.Endpoint); err != nil {
-				return Usage("-endpoint: %w", err)
-			}
-			if timeout < 0 {
-				return Usage("-health-timeout: must not be negative")
-			}
-			req.HealthTimeoutMs = timeout.Milliseconds()
-			resp, err := client.Drivers.RegisterDriver(ctx, req)
-			return a.Print(resp, err, func() {
+				if timeout < 0 {
+					return Usage("-health-timeout: must not be negative")
+				}
+				register.Id, register.HealthTimeoutMs = c.args[0], timeout.Milliseconds()
+				resp, err := c.Drivers.RegisterDriver(ctx, register)
 				d := resp.GetDriver()
-				a.Say("driver %q is registered, %s", d.GetId(), stateOf(d, req.Type))
-			})
-		}),
-	}
-	flags := cmd.Flags()
-	flags.StringVar(&req.Endpoint, "endpoint", "", "the driver's socket, as unix:///`PATH`")
-	flags.StringVar(&req.Type, "type", "monolith", "`TYPE`: node, controller or monolith")
-	flags.StringVar(&req.Plugin, "plugin", "", "the storage plugin that reaches it (default csi-bridge, or the only one)")
-	flags.StringVar(&req.MountDir, "mount-dir", "", "where a driver in a container sees its folder of the host")
-	flags.StringVar(&req.StagePublishBaseDir, "stage-publish-base-dir", "",
-		"where such a driver sees its staging and publish paths")
-	flags.DurationVar(&timeout, "health-timeout", 0, "how long its first healthy answer may take (default 30s)")
-	require(cmd, "endpoint")
-	return cmd
-}
-
-func (a *App) driverDeregister() *cobra.Command {
-	req := &hostv1.DeregisterDriverRequest{}
-	cmd := &cobra.Command{
-		Use: "deregister ID", Short: "Remove a driver that was registered at run time",
-		Long: `Remove a driver that was registered at run time. Refused while a volume is mounted through
+				return c.Done(resp, err, "driver %q is registered, %s", d.GetId(), stateOf(d, register.Type))
+			},
+		},
+		{
+			use: "deregister ID", short: "Remove a driver that was registered at run time", example: "nfs",
+			long: `Remove a driver that was registered at run time. Refused while a volume is mounted through
 it, unless -force is given.`,
-		Example: "pannier driver deregister nfs",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			req.Id = args[0]
-			resp, err := client.Drivers.DeregisterDriver(ctx, req)
-			err = hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
-				args[0])
-			return a.Done(resp, err, "driver %q is deregistered", args[0])
-		}),
-	}
-	cmd.Flags().BoolVar(&req.Force, "force", false, "remove it even while a volume is mounted through it")
-	cmd.Flags().StringVar(&req.Type, "type", "", "only the one of this `TYPE`, where node and controller are apart")
-	return cmd
-}
-
-func (a *App) driverRestart() *cobra.Command {
-	req := &hostv1.RestartDriverRequest{}
-	cmd := &cobra.Command{
-		Use: "restart ID", Short: "Restart a driver that the agent runs",
-		Long: `Restart a driver that the agent runs, with its present csi_driver block and program. Refused
+			flags: func(f *pflag.FlagSet) {
+				f.BoolVar(&deregister.Force, "force", false, "remove it even while a volume is mounted through it")
+				f.StringVar(&deregister.Type, "type", "", "only the one of this `TYPE`, where node and controller are apart")
+			},
+			run: order("driver %q is deregistered", func(ctx context.Context, c *call) (any, error) {
+				deregister.Id = c.args[0]
+				resp, err := c.Drivers.DeregisterDriver(ctx, deregister)
+				return resp, hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
+					c.args[0])
+			}),
+		},
+		{
+			use: "restart ID", short: "Restart a driver that the agent runs", example: "local",
+			long: `Restart a driver that the agent runs, with its present csi_driver block and program. Refused
 while the driver is in use, unless -force is given: volumes stay mounted then, except file
 systems that the driver's own process serves.`,
-		Example: "pannier driver restart local",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			req.Id = args[0]
-			resp, err := client.Drivers.RestartDriver(ctx, req)
-			return a.Print(resp, hint(err, ExitRefused, "pannier driver status %s", args[0]), func() {
+			flags: func(f *pflag.FlagSet) {
+				f.BoolVar(&restart.Force, "force", false, "restart it even while it is in use")
+				f.StringVar(&restart.Type, "type", "", "only the process of this `TYPE`, where node and controller are apart")
+			},
+			run: func(ctx context.Context, c *call) error {
+				restart.Id = c.args[0]
+				resp, err := c.Drivers.RestartDriver(ctx, restart)
 				d := resp.GetDriver()
 				text := fmt.Sprintf("driver %q is restarted", d.GetId())
 				for _, p := range []*hostv1.Driver{d, d.GetController()} {
-					if p.GetPid() != 0 && (req.Type == "" || req.Type == p.GetType()) {
+					if p.GetPid() != 0 && (restart.Type == "" || restart.Type == p.GetType()) {
 						text += fmt.Sprintf(" as process %d, %s;", p.GetPid(), stateOf(d, p.GetType()))
 					}
 				}
-				a.Say("%s", strings.TrimSuffix(text, ";"))
-			})
-		}),
+				err = hint(err, ExitRefused, "pannier driver status %s", c.args[0])
+				return c.Done(resp, err, "%s", strings.TrimSuffix(text, ";"))
+			},
+		},
 	}
-	cmd.Flags().BoolVar(&req.Force, "force", false, "restart it even while it is in use")
-	cmd.Flags().StringVar(&req.Type, "type", "", "only the process of this `TYPE`, where node and controller are apart")
-	return cmd
 }
 
 // stateOf says how the process of a driver is that has a type.
@@ -128,23 +106,85 @@ func stateOf(d *hostv1.Driver, kind string) string {
 	return "not healthy yet: " + p.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
 }
 
-func (a *App) showDrivers(drivers []*hostv1.Driver) {
-	t := NewTable("ID", "TYPE", "HEALTH", "PROVIDER", "VERSION", "SOURCE", "SINCE", "MESSAGE")
-	row := func(d *hostv1.Driver) {
-		t.Row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetSource(),
-			age(d.GetChangedAt()), d.GetMessage())
+// driverStatusVerbs show what a driver is, was and printed.
+func driverStatusVerbs() []verb {
+	log := &hostv1.DriverLogRequest{}
+	return []verb{
+		{
+			use: "status [ID]", short: "List the drivers, or show one", example: "nfs",
+			run: func(ctx context.Context, c *call) error {
+				if len(c.args) == 0 {
+					resp, err := c.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
+					return list(c.Printer, resp, err, resp.GetDrivers(), driverColumns)
+				}
+				resp, err := c.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: c.args[0]})
+				return c.Tables(resp, err, driverTable(resp.GetDriver()))
+			},
+		},
+		{
+			use: "logs ID", short: "Show what the processes of a driver that the agent runs printed",
+			long: `Show what the processes of a driver that the agent runs printed, and with -follow new lines
+as they come.`,
+			example: "local -follow",
+			flags: func(f *pflag.FlagSet) {
+				logFlags(f, &log.Recent, &log.Follow)
+				f.StringVar(&log.Type, "type", "", "the process of this `TYPE`, where node and controller are apart")
+			},
+			run: func(ctx context.Context, c *call) error {
+				log.Id = c.args[0]
+				stream, err := c.Drivers.DriverLog(ctx, log)
+				return each(ctx, stream, err, func(m *hostv1.DriverLogResponse) error { return c.showLogLine(m) })
+			},
+		},
+		{
+			use: "history ID", short: "Show how the program of a driver that the agent runs was changed", example: "local",
+			long: `Show the last 20 changes of the program of a driver that the agent runs, the newest last: how
+long each took, whether calls waited, and why a program was refused, or it went back to the one
+before. With -o json each is one line.`,
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: c.args[0]})
+				d := resp.GetDriver()
+				return printLines(c.Printer, append(d.GetSwaps(), d.GetController().GetSwaps()...), err, columns[*hostv1.DriverSwap]{
+					[]string{"AT", "FROM", "TO", "TOOK", "RESULT"},
+					driverSwap,
+					fmt.Sprintf("the program of driver %q was not changed", c.args[0]),
+				})
+			},
+		},
 	}
-	for _, d := range drivers {
-		row(d)
-		if c := d.GetController(); c != nil {
-			row(c)
-		}
-	}
-	a.List(t,
-		"no drivers; add one with pannier driver register, or a csi_driver block in the agent's configuration")
 }
 
-func (a *App) showDriver(d *hostv1.Driver) {
+func driverSwap(t *Table, s *hostv1.DriverSwap) {
+	result := Cell{"restarted: calls waited", Green}
+	switch {
+	case s.GetRefused():
+		result = Cell{"refused next to the old process: " + s.GetWhy(), Yellow}
+	case s.GetRollback():
+		result = Cell{"rolled back: " + s.GetWhy(), Yellow}
+	case s.GetOverlap():
+		result = Cell{"swapped next to the old process", Green}
+	}
+	took := ""
+	if s.GetTook() != nil {
+		took = short(s.GetTook().AsDuration())
+	}
+	t.Row(moment(s.GetAt()), shortSum(s.GetFromSha256()), shortSum(s.GetToSha256()), took, result)
+}
+
+var driverColumns = columns[*hostv1.Driver]{
+	[]string{"ID", "TYPE", "HEALTH", "PROVIDER", "VERSION", "SOURCE", "SINCE", "MESSAGE"},
+	func(t *Table, d *hostv1.Driver) {
+		for _, p := range []*hostv1.Driver{d, d.GetController()} {
+			if p != nil {
+				t.Row(p.GetId(), p.GetType(), healthy(p.GetHealthy()), p.GetProvider(), p.GetProviderVersion(), p.GetSource(),
+					age(p.GetChangedAt()), p.GetMessage())
+			}
+		}
+	},
+	"no drivers; add one with pannier driver register, or a csi_driver block in the agent's configuration",
+}
+
+func driverTable(d *hostv1.Driver) *Table {
 	t := NewTable()
 	t.Row("ID", d.GetId())
 	process := func(d *hostv1.Driver) {
@@ -185,7 +225,7 @@ func (a *App) showDriver(d *hostv1.Driver) {
 	t.Row("Nodes", fmt.Sprintf("%d of %d healthy", d.GetNodesHealthy(), d.GetNodesExpected()))
 	t.Row("Controller can", strings.Join(d.GetControllerCapabilities(), " "))
 	t.Row("Node can", strings.Join(d.GetNodeCapabilities(), " "))
-	a.Show(t)
+	return t
 }
 
 func capacityText(c *hostv1.DriverCapacity) string {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"syscall"
 
@@ -170,6 +171,14 @@ func lost(err error) bool {
 		return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 	}
 	return true
+}
+
+// exists explains an error if it says that a file is there.
+func exists(err error, path, hint string) error {
+	if errors.Is(err, fs.ErrExist) {
+		return Hinted(Coded(ExitRefused, fmt.Errorf("%s already exists", path)), "%s", hint)
+	}
+	return err
 }
 
 // hint adds what to do next to an error with this exit code.

@@ -76,8 +76,8 @@ func checkArgs(cmd *cobra.Command, args []string) error {
 }
 
 // nodeFlag adds -node, by which another host of the cluster is asked.
-func nodeFlag(cmd *cobra.Command, node *string) {
-	cmd.Flags().StringVar(node, "node", "", "ask this `NODE` of the cluster in place of the agent that is called")
+func nodeFlag(f *pflag.FlagSet, node *string) {
+	f.StringVar(node, "node", "", "ask this `NODE` of the cluster in place of the agent that is called")
 }
 
 // require makes flags mandatory.
@@ -92,13 +92,7 @@ func require(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// secretsFlag adds -secret-from, which names files: an argument list can be read
-// by every user of the machine.
-func secretsFlag(cmd *cobra.Command, into *[]string) {
-	cmd.Flags().StringArrayVar(into, "secret-from", nil,
-		"a secret for the driver as `KEY=file:///path`; may be given more than once")
-}
-
+// readSecrets reads the flags -secret-from, which name files: an argument list can be read by every user of the machine.
 func readSecrets(flags []string) (map[string]string, error) {
 	secrets := map[string]string{}
 	for _, flag := range flags {
@@ -113,23 +107,6 @@ func readSecrets(flags []string) (map[string]string, error) {
 		secrets[key] = value
 	}
 	return secrets, nil
-}
-
-// driverFlags are the flags -parameter and -secret-from of a command that passes both on to a driver.
-type driverFlags struct{ parameters, secrets []string }
-
-func (f *driverFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringArrayVar(&f.parameters, "parameter", nil,
-		"a parameter for the driver as `KEY=VALUE`; may be given more than once")
-	secretsFlag(cmd, &f.secrets)
-}
-
-func (f *driverFlags) read() (parameters, secrets map[string]string, err error) {
-	if parameters, err = pairs("parameter", f.parameters); err != nil {
-		return nil, nil, err
-	}
-	secrets, err = readSecrets(f.secrets)
-	return parameters, secrets, err
 }
 
 // pairs reads flags of the form KEY=VALUE.

@@ -14,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	escape "github.com/pannier/pannier/internal/printable"
@@ -22,20 +23,10 @@ import (
 )
 
 func (a *App) importCommand() *cobra.Command {
-	return a.Noun("import", "Take over what another program knows", a.importNomad())
-}
-
-// importFlags are those of import nomad.
-type importFlags struct {
-	address, tokenFile, write string
-	dryRun, force             bool
-}
-
-func (a *App) importNomad() *cobra.Command {
 	var f importFlags
-	cmd := &cobra.Command{
-		Use: "nomad", Short: "Register the CSI volumes of a Nomad server here",
-		Long: `Register the CSI volumes of a Nomad server here, with what Nomad knows of them: driver, external
+	return a.noun("import", "Take over what another program knows", []verb{{
+		use: "nomad", short: "Register the CSI volumes of a Nomad server here",
+		long: `Register the CSI volumes of a Nomad server here, with what Nomad knows of them: driver, external
 id, context, capabilities, capacity, parameters and topology. Nomad is only read. The command may
 be repeated, and says of each volume what it did. -namespace limits it to one namespace; volumes
 keep theirs.
@@ -49,18 +40,24 @@ Nomad is called at -nomad-address or NOMAD_ADDR, with the token in -nomad-token-
 and with NOMAD_CACERT, NOMAD_CLIENT_CERT, NOMAD_CLIENT_KEY, NOMAD_TLS_SERVER_NAME and NOMAD_REGION.
 
 The exit code is 1 if a volume could not be registered.`,
-		Example: "pannier import nomad -nomad-address https://nomad.example.com:4646 -dry-run",
-	}
-	flags := cmd.Flags()
-	flags.StringVar(&f.address, "nomad-address", "", "the `URL` of Nomad's API, or unix:///PATH (default NOMAD_ADDR, or "+defaultNomad+")")
-	flags.StringVar(&f.tokenFile, "nomad-token-file", "", "a `file` with the secret of a token of Nomad's (default: what NOMAD_TOKEN has)")
-	flags.StringVar(&f.write, "write", "", "write specs of the volumes that need completion into the folder `DIR`")
-	flags.BoolVar(&f.dryRun, "dry-run", false, "only say what would be done")
-	flags.BoolVar(&f.force, "force", false, "register volumes that workloads of Nomad claim, too")
-	cmd.RunE = a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-		return a.runImport(ctx, client, f)
-	})
-	return cmd
+		example: "-nomad-address https://nomad.example.com:4646 -dry-run",
+		flags: func(flags *pflag.FlagSet) {
+			flags.StringVar(&f.address, "nomad-address", "",
+				"the `URL` of Nomad's API, or unix:///PATH (default NOMAD_ADDR, or "+defaultNomad+")")
+			flags.StringVar(&f.tokenFile, "nomad-token-file", "",
+				"a `file` with the secret of a token of Nomad's (default: what NOMAD_TOKEN has)")
+			flags.StringVar(&f.write, "write", "", "write specs of the volumes that need completion into the folder `DIR`")
+			flags.BoolVar(&f.dryRun, "dry-run", false, "only say what would be done")
+			flags.BoolVar(&f.force, "force", false, "register volumes that workloads of Nomad claim, too")
+		},
+		run: func(ctx context.Context, c *call) error { return runImport(ctx, c, f) },
+	}})
+}
+
+// importFlags are those of import nomad.
+type importFlags struct {
+	address, tokenFile, write string
+	dryRun, force             bool
 }
 
 // What became of a volume.
@@ -82,19 +79,19 @@ type imported struct {
 	Warnings  []string `json:"warnings,omitempty"`
 }
 
-func (a *App) runImport(ctx context.Context, client *api.Client, f importFlags) error {
+func runImport(ctx context.Context, c *call, f importFlags) error {
 	server, err := dialNomad(f.address, f.tokenFile)
 	if err != nil {
 		return err
 	}
-	volumes, err := server.volumes(ctx, cmp.Or(a.namespace, os.Getenv("NOMAD_NAMESPACE"), "*"))
+	volumes, err := server.volumes(ctx, cmp.Or(c.namespace, os.Getenv("NOMAD_NAMESPACE"), "*"))
 	if err != nil {
 		return fmt.Errorf("read Nomad's volumes: %w", err)
 	}
 	all := []imported{}
 	left := 0
 	for _, v := range volumes {
-		one := a.importVolume(ctx, client, f, v)
+		one := importVolume(ctx, c.Client, f, v)
 		all = append(all, one)
 		switch one.Outcome {
 		case importRegistered, importKnown, importWould:
@@ -102,16 +99,16 @@ func (a *App) runImport(ctx context.Context, client *api.Client, f importFlags) 
 			left++
 		}
 	}
-	err = a.Print(all, nil, func() { a.sayImported(all) })
+	err = c.Print(all, nil, func() { sayImported(c.Printer, all) })
 	if err == nil && left > 0 {
 		err = Coded(ExitError, fmt.Errorf("%d of Nomad's %d volumes are not registered", left, len(all)))
 	}
 	return err
 }
 
-func (a *App) sayImported(all []imported) {
+func sayImported(p *Printer, all []imported) {
 	if len(all) == 0 {
-		a.Say("Nomad has no CSI volumes there")
+		p.Say("Nomad has no CSI volumes there")
 		return
 	}
 	for _, one := range all {
@@ -119,15 +116,15 @@ func (a *App) sayImported(all []imported) {
 		if one.Detail != "" {
 			text += ": " + one.Detail
 		}
-		a.Say("%s", text)
+		p.Say("%s", text)
 		for _, w := range one.Warnings {
-			a.Note("warning: %s", w)
+			p.Note("warning: %s", w)
 		}
 	}
 }
 
 // importVolume registers one volume, if nothing is against it.
-func (a *App) importVolume(ctx context.Context, client *api.Client, f importFlags, v nomadVolume) imported {
+func importVolume(ctx context.Context, client *api.Client, f importFlags, v nomadVolume) imported {
 	one := imported{Namespace: v.Namespace, ID: v.ID}
 	spec := v.spec()
 	known, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: v.Namespace, Id: v.ID})

@@ -30,35 +30,35 @@ const (
 )
 
 // printMounts is print with more formats: flags of docker run, lines of a unit, and a unit's drop-in.
-func (a *App) printMounts(m *hostv1.GetWorkloadResponse, err error, people func()) error {
-	if err != nil || a.format == formatTable || a.format == formatJSON {
-		return a.Print(m, err, people)
+func printMounts(out *Printer, m *hostv1.GetWorkloadResponse, err error, people func()) error {
+	if err != nil || out.format == formatTable || out.format == formatJSON {
+		return out.Print(m, err, people)
 	}
 	w := m.GetWorkload()
 	format, environment := dockerPlace, dockerVariables
-	var out strings.Builder
-	if a.format != formatDocker {
-		format, environment = systemdPlace, a.systemdVariables
+	var text strings.Builder
+	if out.format != formatDocker {
+		format, environment = systemdPlace, out.systemdVariables
 		if err := checkDestinations(w.GetMounts()); err != nil {
 			return err
 		}
 	}
-	if a.format == formatDropin {
-		out.WriteString(a.dropin(w.GetSpec().GetId()))
+	if out.format == formatDropin {
+		text.WriteString(dropin(out, w.GetSpec().GetId()))
 	}
 	for _, p := range places(w) {
 		lines, err := format(p)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.of, err)
 		}
-		out.WriteString(lines)
+		text.WriteString(lines)
 	}
 	lines, err := environment(w)
 	if err != nil {
 		return fmt.Errorf("variables: %w", err)
 	}
-	a.write(out.String() + lines)
-	return a.outErr
+	out.write(text.String() + lines)
+	return out.outErr
 }
 
 // place is a path of the host that a program sees.
@@ -102,10 +102,10 @@ func places(w *hostv1.Workload) (all []place) {
 
 // dropin returns the lines of a unit that starts with the workload's unit and never without it, up to those of its
 // [Service] section.
-func (a *App) dropin(id string) string {
+func dropin(out *Printer, id string) string {
 	unit, spec := fmt.Sprintf(workloadUnit, id), fmt.Sprintf(workloadSpec, id)
 	if _, err := os.Stat(spec); err != nil {
-		a.Note("warning: %s reads the spec there: %v", unit, err)
+		out.Note("warning: %s reads the spec there: %v", unit, err)
 	}
 	return fmt.Sprintf("[Unit]\nRequires=%[1]s\nAfter=%[1]s\n\n[Service]\n", unit)
 }
@@ -215,9 +215,9 @@ func dockerVariables(w *hostv1.Workload) (string, error) {
 // systemdVariables returns the lines that set a unit's variables with the paths of its secrets
 // and the ports. A unit sees the host's files, so it needs no mount. The lines are written
 // once, so a port that changes at each start is left out.
-func (a *App) systemdVariables(w *hostv1.Workload) (string, error) {
+func (p *Printer) systemdVariables(w *hostv1.Workload) (string, error) {
 	if w.GetReservation() != nil {
-		a.Note("the lines name the devices that the workload has now; they may change at its next start")
+		p.Note("the lines name the devices that the workload has now; they may change at its next start")
 	}
 	var out strings.Builder
 	dir := w.GetSecretsDir()
@@ -236,13 +236,12 @@ func (a *App) systemdVariables(w *hostv1.Workload) (string, error) {
 	if len(loaded) > 0 {
 		delete(env, "PANNIER_SECRETS_DIR") // its files are not named as the credentials
 	}
-	for _, p := range w.GetSpec().GetPorts() {
-		if p.GetStatic() == 0 {
-			delete(env, variable("PORT", p.GetLabel()))
-			forgetUpstreams(env, w, p.GetLabel())
-			a.Note(
-				"port %q is left out: it may change at each start; give it a static number, or use pannier workload status -o json",
-				p.GetLabel())
+	for _, port := range w.GetSpec().GetPorts() {
+		if port.GetStatic() == 0 {
+			delete(env, variable("PORT", port.GetLabel()))
+			forgetUpstreams(env, w, port.GetLabel())
+			p.Note("port %q is left out: it may change at each start; give it a static number, or use "+
+				"pannier workload status -o json", port.GetLabel())
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(env)) {
@@ -376,14 +375,7 @@ func setUpstream(env map[string]string, name, address string) {
 }
 
 // nomadUpstream returns the name that Nomad gives the variable with an upstream's address; it keeps lower case.
-func nomadUpstream(name string) string {
-	return "NOMAD_" + upstreamAddress + "_" + strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return '_'
-	}, name)
-}
+func nomadUpstream(name string) string { return "NOMAD_" + upstreamAddress + "_" + inVariable(name) }
 
 // identityOnly says whether a token is of an identity of the workload, and none for Consul.
 func identityOnly(w *hostv1.Workload, name string) bool {
@@ -394,11 +386,13 @@ func identityOnly(w *hostv1.Workload, name string) bool {
 
 // variable returns a variable's name, such as PANNIER_PORT_HTTP.
 func variable(kind, name string) string {
-	return "PANNIER_" + kind + "_" + strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z':
-			return r - 'a' + 'A'
-		case r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
+	return "PANNIER_" + kind + "_" + strings.ToUpper(inVariable(name))
+}
+
+// inVariable replaces what a variable's name cannot have.
+func inVariable(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
 			return r
 		}
 		return '_'

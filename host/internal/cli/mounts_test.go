@@ -62,12 +62,12 @@ func TestUnitsOfDestinationsThatAUserCanReplace(t *testing.T) {
 	check.NoError(t, errors.Join(os.Mkdir(home, 0o755), os.Chown(home, nobody, nobody)))
 	lines := func(destinations ...string) (string, error) {
 		var out strings.Builder
-		a := &App{Out: &out, Err: io.Discard, format: formatSystemd}
+		p := &Printer{Out: &out, Err: io.Discard, format: formatSystemd}
 		w := &hostv1.Workload{}
 		for n, d := range destinations {
 			w.Mounts = append(w.Mounts, &hostv1.Mount{Request: fmt.Sprintf("v%d", n), HostPath: "/volume", Destination: d})
 		}
-		err := a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, nil, nil)
+		err := printMounts(p, &hostv1.GetWorkloadResponse{Workload: w}, nil, nil)
 		return out.String(), err
 	}
 	for _, destinations := range [][]string{{home + "/data"}, {home + "/new/data"}, {"/data/inner", "/data"}} {
@@ -82,13 +82,13 @@ func TestUnitsOfDestinationsThatAUserCanReplace(t *testing.T) {
 
 // Paths in a unit's lines are escaped for systemd. Paths that cannot be escaped are refused.
 func TestLinesOfAUnit(t *testing.T) {
-	a := &App{Err: io.Discard}
+	p := &Printer{Err: io.Discard}
 	w := &hostv1.Workload{SecretsDir: "/s/50%/w"}
-	if got, err := a.systemdVariables(w); err != nil || got != "Environment=PANNIER_SECRETS_DIR=/s/50%%/w\n" {
+	if got, err := p.systemdVariables(w); err != nil || got != "Environment=PANNIER_SECRETS_DIR=/s/50%%/w\n" {
 		t.Errorf("%q, %v", got, err)
 	}
 	w.SecretsDir = "/s/my secrets"
-	for _, told := range []func(*hostv1.Workload) (string, error){a.systemdVariables, dockerVariables} {
+	for _, told := range []func(*hostv1.Workload) (string, error){p.systemdVariables, dockerVariables} {
 		if got, err := told(w); err == nil || !strings.Contains(err.Error(), "characters that this format cannot carry") {
 			t.Errorf("%q, %v", got, err)
 		}
@@ -97,7 +97,7 @@ func TestLinesOfAUnit(t *testing.T) {
 
 // A unit's lines are written once: an upstream whose port the node picks is not in them.
 func TestLinesOfAUnitWithUpstreams(t *testing.T) {
-	a := &App{Err: io.Discard}
+	p := &Printer{Err: io.Discard}
 	upstream := func(name, label string) *servicev1.Upstream {
 		return &servicev1.Upstream{DestinationName: name, LocalBindPortLabel: label}
 	}
@@ -118,11 +118,11 @@ Environment=PANNIER_PORT_OWN=5432
 Environment=PANNIER_UPSTREAM_ADDR_DB=127.0.0.1:5432
 Environment=PANNIER_UPSTREAM_ADDR_SOCKET=unix:///run/50%%.sock
 `
-	if got, err := a.systemdVariables(w); err != nil || got != want {
+	if got, err := p.systemdVariables(w); err != nil || got != want {
 		t.Errorf("%s, %v", got, err)
 	}
 	w.Services[0].Upstreams["socket"] = "unix:///run/a b.sock"
-	for _, told := range []func(*hostv1.Workload) (string, error){a.systemdVariables, dockerVariables} {
+	for _, told := range []func(*hostv1.Workload) (string, error){p.systemdVariables, dockerVariables} {
 		if got, err := told(w); err == nil || !strings.Contains(err.Error(), "characters that this format cannot carry") {
 			t.Errorf("%q, %v", got, err)
 		}
@@ -131,7 +131,7 @@ Environment=PANNIER_UPSTREAM_ADDR_SOCKET=unix:///run/50%%.sock
 
 // A unit that its workload names loads the secrets; it needs no path of them.
 func TestLinesOfAUnitWithCredentials(t *testing.T) {
-	a := &App{Err: io.Discard}
+	p := &Printer{Err: io.Discard}
 	w := &hostv1.Workload{
 		Spec: &hostv1.WorkloadSpec{Units: []string{"web.service"}}, SecretsDir: "/s/default/w",
 		Services:          []*hostv1.ServiceStatus{{Name: "web", TokenFile: "/s/default/w/web/si_token"}},
@@ -142,7 +142,7 @@ func TestLinesOfAUnitWithCredentials(t *testing.T) {
 Environment=CONSUL_HTTP_TOKEN_FILE=%d/web.si_token
 Environment=PANNIER_TOKEN_FILE_WEB=%d/web.si_token
 `
-	if got, err := a.systemdVariables(w); err != nil || got != want {
+	if got, err := p.systemdVariables(w); err != nil || got != want {
 		t.Errorf("%s, %v", got, err)
 	}
 	// systemd cannot ask for names that do not fit into a socket's address.
@@ -151,7 +151,7 @@ Environment=PANNIER_TOKEN_FILE_WEB=%d/web.si_token
 		maxLoaded - len("web.si_token") + 1: false,
 	} {
 		w.Spec.Units[0] = strings.Repeat("x", length-len(".service")) + ".service"
-		if _, err := a.systemdVariables(w); (err == nil) != fits {
+		if _, err := p.systemdVariables(w); (err == nil) != fits {
 			t.Errorf("%d bytes: %v", length, err)
 		}
 	}

@@ -6,45 +6,43 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/cluster/claim"
 	escape "github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *App) nodeCommand() *cobra.Command {
-	return a.Noun("node", "Nodes of the cluster",
-		a.nodeStatus(), a.nodeDrain(), a.nodeEligibility(), a.nodeNamespaces(), a.nodePurge())
+	return a.noun("node", "Nodes of the cluster", append(nodeRuleVerbs(), nodeStatusVerb(), drainVerb()))
 }
 
-func (a *App) nodeStatus() *cobra.Command {
+func nodeStatusVerb() verb {
 	var read hostv1.ReadOptions
-	cmd := &cobra.Command{
-		Use: "status [NODE]", Short: "List the nodes, or show one with its workloads and claims",
-		Example: "pannier node status web-1",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			if len(args) == 0 {
-				resp, err := client.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{Read: &read})
-				return a.Print(resp, err, func() { a.showNodes(resp.GetNodes()) })
+	return verb{
+		use: "status [NODE]", short: "List the nodes, or show one with its workloads and claims", example: "web-1",
+		flags: func(f *pflag.FlagSet) { staleFlag(f, &read) },
+		run: func(ctx context.Context, c *call) error {
+			if len(c.args) == 0 {
+				resp, err := c.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{Read: &read})
+				return list(c.Printer, resp, err, resp.GetNodes(), nodeColumns)
 			}
-			resp, err := client.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: args[0], Read: &read})
-			return a.Print(resp, err, func() { a.showNode(resp) })
-		}),
+			resp, err := c.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: c.args[0], Read: &read})
+			first, others := nodeTables(resp)
+			return c.Tables(resp, err, first, others...)
+		},
 	}
-	staleFlag(cmd, &read)
-	return cmd
 }
 
 // staleFlag adds -stale, which lets any server answer a query.
-func staleFlag(cmd *cobra.Command, read *hostv1.ReadOptions) {
-	cmd.Flags().BoolVar(&read.Stale, "stale", false,
+func staleFlag(f *pflag.FlagSet, read *hostv1.ReadOptions) {
+	f.BoolVar(&read.Stale, "stale", false,
 		"let any server answer from what it has, leader or not, and say how old that may be")
 }
 
-func (a *App) showNodes(nodes []*hostv1.Node) {
-	t := NewTable("NAME", "STATUS", "ELIGIBLE", "DRAIN", "ROLE", "VERSION", "ADDRESS", "DRIVERS", "HEARD FROM")
-	for _, n := range nodes {
+var nodeColumns = columns[*hostv1.Node]{
+	[]string{"NAME", "STATUS", "ELIGIBLE", "DRAIN", "ROLE", "VERSION", "ADDRESS", "DRIVERS", "HEARD FROM"},
+	func(t *Table, n *hostv1.Node) {
 		well := 0
 		for _, d := range n.GetDrivers() {
 			if d.GetHealthy() {
@@ -54,8 +52,8 @@ func (a *App) showNodes(nodes []*hostv1.Node) {
 		t.Row(n.GetName(), nodeStatus(n.GetStatus()), yesNo(n.GetEligible()), drained(n.GetDrain()), nodeRole(n),
 			n.GetVersion(), n.GetAddress(),
 			fmt.Sprintf("%d of %d healthy", well, len(n.GetDrivers())), since(n.GetLastHeard()))
-	}
-	a.List(t, "no nodes; an agent becomes one when it has reported its drivers to the ledger")
+	},
+	"no nodes; an agent becomes one when it has reported its drivers to the ledger",
 }
 
 // nodeStatus is a cell with a node's status.
@@ -75,6 +73,14 @@ func yesNo(yes bool) Cell {
 		return Cell{"yes", ""}
 	}
 	return Cell{"no", Yellow}
+}
+
+// yesOr is a cell whose no has a colour.
+func yesOr(yes bool, no Color) Cell {
+	if yes {
+		return Cell{"yes", Green}
+	}
+	return Cell{"no", no}
 }
 
 // drained is a cell with the state of a drain.
@@ -100,7 +106,7 @@ func nodeRole(n *hostv1.Node) string {
 	}
 }
 
-func (a *App) showNode(m *hostv1.GetNodeResponse) {
+func nodeTables(m *hostv1.GetNodeResponse) (*Table, []section) {
 	n := m.GetNode()
 	t := NewTable()
 	t.Row("Name", n.GetName())
@@ -120,68 +126,64 @@ func (a *App) showNode(m *hostv1.GetNodeResponse) {
 		t.Row("Claims released", ahead(n.GetLetGoAt()))
 	}
 	t.Row("Attributes", joinMap(n.GetAttributes()))
-	a.Show(t)
 	drivers := NewTable("DRIVER", "TYPE", "HEALTH", "PROVIDER", "VERSION", "NODE ID", "TOPOLOGY", "MESSAGE")
 	for _, d := range n.GetDrivers() {
 		drivers.Row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetNodeId(),
 			joinMap(d.GetTopology()), d.GetMessage())
 	}
-	a.Section("", drivers)
 	devices := NewTable("DEVICES", "PLUGIN", "NUMBER")
 	for _, d := range n.GetDevices() {
 		devices.Row(strings.Join([]string{d.GetVendor(), d.GetType(), d.GetName()}, "/"), d.GetPlugin(),
 			fmt.Sprintf("%d of %d healthy", d.GetHealthy(), d.GetTotal()))
 	}
-	a.Section("", devices)
 	workloads := NewTable("WORKLOAD", "NAMESPACE", "STATUS", "AFTER", "AGE")
 	for _, w := range m.GetWorkloads() {
 		workloads.Row(w.GetId(), w.GetNamespace(), w.GetStatus(), strings.Join(w.GetAfter(), " "), age(w.GetCreatedAt()))
 	}
-	a.Section("", workloads)
 	claims := NewTable("VOLUME", "NAMESPACE", "WORKLOAD", "MODE", "STATE", "AGE")
 	for _, c := range m.GetClaims() {
 		claims.Row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), claimState(c.GetState()),
 			age(c.GetTakenAt()))
 	}
-	a.Section("", claims)
+	return t, []section{{"", drivers}, {"", devices}, {"", workloads}, {"", claims}}
 }
 
-func (a *App) nodeDrain() *cobra.Command {
+func drainVerb() verb {
 	var enable, disable, wait bool
-	cmd := &cobra.Command{
-		Use: "drain NODE", Short: "Stop all workloads of a node and start none there, or end that",
-		Long: `Stop all workloads of a node, the last started first, and start none there until
+	return verb{
+		use: "drain NODE", short: "Stop all workloads of a node and start none there, or end that",
+		long: `Stop all workloads of a node, the last started first, and start none there until
 the drain is disabled. The node does so by itself; -wait waits until it has nothing left.`,
-		Example: `pannier node drain -enable -wait web-1
-pannier node drain -disable web-1`,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+		example: "-enable -wait web-1\n-disable web-1",
+		flags: func(f *pflag.FlagSet) {
+			f.BoolVar(&enable, "enable", false, "begin the drain")
+			f.BoolVar(&disable, "disable", false, "end it: the node may start workloads again")
+			f.BoolVar(&wait, "wait", false, "wait until the node has nothing left")
+		},
+		run: func(ctx context.Context, c *call) error {
 			if enable && disable || !enable && !disable && !wait || disable && wait {
 				return Usage("give -enable or -disable; -wait goes with -enable, or alone")
 			}
 			if enable || disable {
-				resp, err := client.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: args[0], Enable: enable})
+				resp, err := c.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: c.args[0], Enable: enable})
 				if !wait || err != nil {
 					text := "the drain of node %[1]q has ended"
 					if enable {
 						text = "node %[1]q is being drained; follow it with: pannier node drain -wait %[1]s"
 					}
-					return a.Done(resp, err, text, args[0])
+					return c.Done(resp, err, text, c.args[0])
 				}
 			}
-			return a.awaitDrain(ctx, client, args[0])
-		}),
+			return awaitDrain(ctx, c, c.args[0])
+		},
 	}
-	cmd.Flags().BoolVar(&enable, "enable", false, "begin the drain")
-	cmd.Flags().BoolVar(&disable, "disable", false, "end it: the node may start workloads again")
-	cmd.Flags().BoolVar(&wait, "wait", false, "wait until the node has nothing left")
-	return cmd
 }
 
 // awaitDrain waits until a node's drain is done, and shows what is left meanwhile.
-func (a *App) awaitDrain(ctx context.Context, client *api.Client, name string) error {
+func awaitDrain(ctx context.Context, c *call, name string) error {
 	req := &hostv1.GetNodeRequest{Name: name, Read: &hostv1.ReadOptions{}}
 	for left := -1; ; {
-		resp, err := client.Nodes.GetNode(ctx, req)
+		resp, err := c.Nodes.GetNode(ctx, req)
 		if err != nil {
 			return err
 		}
@@ -191,90 +193,88 @@ func (a *App) awaitDrain(ctx context.Context, client *api.Client, name string) e
 			return Hinted(Coded(ExitRefused, fmt.Errorf("node %q is not drained", name)),
 				"begin it with: pannier node drain -enable -wait %s", name)
 		case drain.GetDoneAt() != nil:
-			return a.Done(resp, nil, "node %q has nothing left", name)
+			return c.Done(resp, nil, "node %q has nothing left", name)
 		}
 		if now := len(resp.GetWorkloads()); now != left {
 			left = now
-			a.Note("%s and %s are left on node %q", escape.Count(left, "workload"),
+			c.Note("%s and %s are left on node %q", escape.Count(left, "workload"),
 				escape.Count(len(resp.GetClaims()), "claim"), name)
 		}
 		req.Read.Index = resp.GetMeta().GetIndex()
 	}
 }
 
-func (a *App) nodeEligibility() *cobra.Command {
-	var enable, disable bool
-	cmd := &cobra.Command{
-		Use: "eligibility NODE", Short: "Set whether a node starts workloads; running ones continue",
-		Example: "pannier node eligibility -disable web-1",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			if enable == disable {
-				return Usage("give -enable or -disable")
-			}
-			resp, err := client.Nodes.SetNodeEligibility(ctx, &hostv1.SetNodeEligibilityRequest{Name: args[0], Eligible: enable})
-			text := "node %q starts no new workloads; running ones continue"
-			if enable {
-				text = "node %q starts workloads"
-			}
-			return a.Done(resp, err, text, args[0])
-		}),
-	}
-	cmd.Flags().BoolVar(&enable, "enable", false, "it starts workloads")
-	cmd.Flags().BoolVar(&disable, "disable", false, "it starts none")
-	return cmd
-}
-
-func (a *App) nodeNamespaces() *cobra.Command {
-	var every bool
+// nodeRuleVerbs say what a node may do, or forget it.
+func nodeRuleVerbs() []verb {
+	var enable, disable, every bool
 	var only []string
-	cmd := &cobra.Command{
-		Use: "namespaces NODE", Short: "Bind a node to namespaces, or end that",
-		Long: `Bind a node to namespaces, in which * matches any characters: it starts workloads of these only, and what its
+	purge := &hostv1.PurgeNodeRequest{}
+	return []verb{
+		{
+			use: "eligibility NODE", short: "Set whether a node starts workloads; running ones continue",
+			example: "-disable web-1",
+			flags: func(f *pflag.FlagSet) {
+				f.BoolVar(&enable, "enable", false, "it starts workloads")
+				f.BoolVar(&disable, "disable", false, "it starts none")
+			},
+			run: func(ctx context.Context, c *call) error {
+				if enable == disable {
+					return Usage("give -enable or -disable")
+				}
+				text := "node %q starts no new workloads; running ones continue"
+				if enable {
+					text = "node %q starts workloads"
+				}
+				resp, err := c.Nodes.SetNodeEligibility(ctx, &hostv1.SetNodeEligibilityRequest{Name: c.args[0], Eligible: enable})
+				return c.Done(resp, err, text, c.args[0])
+			},
+		},
+		{
+			use: "namespaces NODE", short: "Bind a node to namespaces, or end that",
+			long: `Bind a node to namespaces, in which * matches any characters: it starts workloads of these only, and what its
 root does with any token reaches no others. Its drivers' controllers serve the volumes of these. Running workloads
 continue. The node cannot change it; "node purge" forgets it.`,
-		Example: `pannier node namespaces -only shop -only 'shop-*' web-1
-pannier node namespaces -any web-1`,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			if every == (len(only) > 0) {
-				return Usage("give -only, once for each namespace, or -any")
-			}
-			resp, err := client.Nodes.SetNodeNamespaces(ctx, &hostv1.SetNodeNamespacesRequest{Name: args[0], Namespaces: only})
-			which := "all namespaces"
-			if !every {
-				which = "no other namespaces than " + listed(resp.GetNode().GetNamespaces())
-			}
-			return a.Done(resp, err, "node %q starts workloads of %s", args[0], which)
-		}),
-	}
-	cmd.Flags().StringArrayVar(&only, "only", nil, "a namespace, or a pattern with *; may be repeated")
-	cmd.Flags().BoolVar(&every, "any", false, "it starts workloads of all namespaces")
-	return cmd
-}
-
-func (a *App) nodePurge() *cobra.Command {
-	var force bool
-	cmd := &cobra.Command{
-		Use: "purge NODE", Short: "Forget a node that is gone for good",
-		Long: `Forget a node that is gone for good. Refused while it is up or holds claims. With -force you
+			example: "-only shop -only 'shop-*' web-1\n-any web-1",
+			flags: func(f *pflag.FlagSet) {
+				f.StringArrayVar(&only, "only", nil, "a namespace, or a pattern with *; may be repeated")
+				f.BoolVar(&every, "any", false, "it starts workloads of all namespaces")
+			},
+			run: func(ctx context.Context, c *call) error {
+				if every == (len(only) > 0) {
+					return Usage("give -only, once for each namespace, or -any")
+				}
+				resp, err := c.Nodes.SetNodeNamespaces(ctx, &hostv1.SetNodeNamespacesRequest{Name: c.args[0], Namespaces: only})
+				which := "all namespaces"
+				if !every {
+					which = "no other namespaces than " + listed(resp.GetNode().GetNamespaces())
+				}
+				return c.Done(resp, err, "node %q starts workloads of %s", c.args[0], which)
+			},
+		},
+		{
+			use: "purge NODE", short: "Forget a node that is gone for good", example: "web-1",
+			long: `Forget a node that is gone for good. Refused while it is up or holds claims. With -force you
 confirm that it is down: its workloads are recorded as ended, and its claims are released. What
 it has left in the Consul of the leader is removed: services, where the Consul agent is the same,
 and its part of intentions.`,
-		Example: "pannier node purge web-1",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Nodes.PurgeNode(ctx, &hostv1.PurgeNodeRequest{Name: args[0], Force: force})
-			return a.Print(resp, err, func() {
-				for _, c := range resp.GetLetGo() {
-					a.Note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node",
-						c.GetWorkload(), c.GetVolume())
-				}
-				if why := resp.GetLeft(); why != "" {
-					a.Note("warning: what the node has left in Consul is still there: %s", why)
-				}
-				a.Say("node %q is forgotten", args[0])
-			})
-		}),
+			flags: func(f *pflag.FlagSet) {
+				f.BoolVar(&purge.Force, "force", false,
+					"you confirm that the node is down: its workloads are recorded as ended, and its claims are released")
+			},
+			run: func(ctx context.Context, c *call) error {
+				purge.Name = c.args[0]
+				resp, err := c.Nodes.PurgeNode(ctx, purge)
+				return c.Print(resp, err, func() {
+					for _, l := range resp.GetLetGo() {
+						c.Note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node",
+							l.GetWorkload(), l.GetVolume())
+					}
+					if why := resp.GetLeft(); why != "" {
+						c.Note("warning: what the node has left in Consul is still there: %s", why)
+					}
+					c.Say("node %q is forgotten", c.args[0])
+				})
+			},
+		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false,
-		"you confirm that the node is down: its workloads are recorded as ended, and its claims are released")
-	return cmd
 }

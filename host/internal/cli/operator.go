@@ -6,57 +6,54 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	escape "github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *App) operatorCommand() *cobra.Command {
-	return a.Noun("operator", "The cluster's servers",
-		a.Noun("raft", "Servers that take part in raft",
-			&cobra.Command{
-				Use: "list-peers", Short: "List the servers that take part in raft",
-				RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-					resp, err := client.Operator.ListPeers(ctx, &hostv1.ListPeersRequest{})
-					return a.Print(resp, err, func() { a.showPeers(resp.GetPeers()) })
-				}),
-			},
-			&cobra.Command{
-				Use: "transfer-leadership [NAME]", Short: "Make another server the leader: NAME, or one that is up to date",
-				Example: "pannier operator raft transfer-leadership server-2",
-				RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-					req := &hostv1.TransferLeadershipRequest{}
-					if len(args) > 0 {
-						req.Name = args[0]
-					}
-					resp, err := client.Operator.TransferLeadership(ctx, req)
-					return a.Print(resp, err, func() {
-						if resp.GetLeader() == "" {
-							a.Say("leadership is transferred; pannier operator raft list-peers shows to whom")
-							return
-						}
-						a.Say("server %q leads", resp.GetLeader())
-					})
-				}),
-			},
-			a.raftRemove()),
-		a.Noun("autopilot", "Automatic maintenance of servers by the leader",
-			&cobra.Command{
-				Use: "get", Short: "Show the settings of autopilot",
-				RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-					resp, err := client.Operator.GetAutopilot(ctx, &hostv1.GetAutopilotRequest{})
-					return a.Print(resp, err, func() { a.showAutopilot(resp.GetAutopilot()) })
-				}),
-			},
-			a.autopilotSet(), a.autopilotHealth()),
-		a.Noun("snapshot", "Copies of the ledger", a.snapshotSave(), a.snapshotRestore(), a.snapshotInspect()),
-		a.Noun("secrets", "The keys that encrypt secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
+	return a.noun("operator", "The cluster's servers", nil,
+		a.noun("raft", "Servers that take part in raft", raftVerbs()),
+		a.noun("autopilot", "Automatic maintenance of servers by the leader", autopilotVerbs()),
+		a.noun("snapshot", "Copies of the ledger", ledgerVerbs()),
+		a.noun("secrets", "The keys that encrypt secrets in the ledger", secretsVerbs()))
 }
 
-func (a *App) showPeers(peers []*hostv1.RaftPeer) {
+func raftVerbs() []verb {
+	return []verb{
+		{
+			use: "list-peers", short: "List the servers that take part in raft",
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Operator.ListPeers(ctx, &hostv1.ListPeersRequest{})
+				return c.Tables(resp, err, peerTable(resp.GetPeers()))
+			},
+		},
+		{
+			use: "transfer-leadership [NAME]", short: "Make another server the leader: NAME, or one that is up to date",
+			example: "server-2",
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Operator.TransferLeadership(ctx, &hostv1.TransferLeadershipRequest{Name: c.arg(0)})
+				if resp.GetLeader() == "" {
+					return c.Done(resp, err, "leadership is transferred; pannier operator raft list-peers shows to whom")
+				}
+				return c.Done(resp, err, "server %q leads", resp.GetLeader())
+			},
+		},
+		{
+			use: "remove-peer NAME", short: "Remove a server from raft that is gone for good", example: "server-3",
+			long: `Remove a server from raft that is gone for good. One that still runs leaves by itself:
+pannier agent leave, on it.`,
+			run: order("server %q is removed from raft", func(ctx context.Context, c *call) (any, error) {
+				return c.Operator.RemovePeer(ctx, &hostv1.RemovePeerRequest{Name: c.args[0]})
+			}),
+		},
+	}
+}
+
+func peerTable(peers []*hostv1.RaftPeer) *Table {
 	t := NewTable("NAME", "ADDRESS", "STATE", "VOTER", "HEALTH", "LAST CONTACT", "LAST INDEX", "VERSION")
 	for _, p := range peers {
 		state, contact := "follower", ""
@@ -69,23 +66,76 @@ func (a *App) showPeers(peers []*hostv1.RaftPeer) {
 		t.Row(p.GetName(), p.GetAddress(), state, yesNo(p.GetVoter()), healthy(p.GetHealthy()), contact, p.GetLastIndex(),
 			p.GetVersion())
 	}
-	a.Show(t)
+	return t
 }
 
-func (a *App) raftRemove() *cobra.Command {
-	return &cobra.Command{
-		Use: "remove-peer NAME", Short: "Remove a server from raft that is gone for good",
-		Long: `Remove a server from raft that is gone for good. One that still runs leaves by itself:
-pannier agent leave, on it.`,
-		Example: "pannier operator raft remove-peer server-3",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Operator.RemovePeer(ctx, &hostv1.RemovePeerRequest{Name: args[0]})
-			return a.Done(resp, err, "server %q is removed from raft", args[0])
-		}),
+func autopilotVerbs() []verb {
+	var given *pflag.FlagSet
+	var cleanup bool
+	var contact, stabilization time.Duration
+	var quorum uint32
+	return []verb{
+		{
+			use: "get", short: "Show the settings of autopilot",
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Operator.GetAutopilot(ctx, &hostv1.GetAutopilotRequest{})
+				return c.Tables(resp, err, autopilotTable(resp.GetAutopilot()))
+			},
+		},
+		{
+			use: "set", short: "Change the settings of autopilot, for all servers",
+			long: `Change the settings of autopilot, for all servers. From the first change on the ledger has
+them, and the autopilot blocks of configurations no longer count.`,
+			example: "-last-contact-threshold 500ms",
+			flags: func(f *pflag.FlagSet) {
+				given = f
+				f.BoolVar(&cleanup, "cleanup-dead-servers", true, "remove servers that do not answer")
+				f.DurationVar(&contact, "last-contact-threshold", 0, "how long a healthy server may be silent")
+				f.DurationVar(&stabilization, "server-stabilization-time", 0, "how long a server is healthy before it votes")
+				f.Uint32Var(&quorum, "min-quorum", 0, "the least number of voters to keep; 0: as many as formed the cluster")
+			},
+			run: func(ctx context.Context, c *call) error {
+				want := &hostv1.Autopilot{}
+				if given.Changed("cleanup-dead-servers") {
+					want.CleanupDeadServers = &cleanup
+				}
+				if given.Changed("last-contact-threshold") {
+					want.LastContactThreshold = durationpb.New(contact)
+				}
+				if given.Changed("server-stabilization-time") {
+					want.ServerStabilizationTime = durationpb.New(stabilization)
+				}
+				if given.Changed("min-quorum") {
+					want.MinQuorum = &quorum
+				}
+				if proto.Equal(want, &hostv1.Autopilot{}) {
+					return Usage("give at least one setting to change")
+				}
+				resp, err := c.Operator.SetAutopilot(ctx, &hostv1.SetAutopilotRequest{Autopilot: want})
+				return c.Tables(resp, err, autopilotTable(resp.GetAutopilot()))
+			},
+		},
+		{
+			use: "health", short: "Show the health of the servers, and how many more may fail",
+			long: `Show the health of the servers, and how many more may fail. The exit code is 1 when one is
+unhealthy.`,
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
+				err = c.Print(resp, err, func() {
+					c.Show(peerTable(resp.GetPeers()))
+					c.heading("")
+					c.Say("%s may fail before the ledger stops", escape.Count(resp.GetFailureTolerance(), "more server"))
+				})
+				if err == nil && !resp.GetHealthy() {
+					return silentExit(ExitError)
+				}
+				return err
+			},
+		},
 	}
 }
 
-func (a *App) showAutopilot(p *hostv1.Autopilot) {
+func autopilotTable(p *hostv1.Autopilot) *Table {
 	t := NewTable()
 	t.Row("Cleans up dead servers", yesNo(p.GetCleanupDeadServers()))
 	t.Row("Healthy with a contact within", p.GetLastContactThreshold().AsDuration())
@@ -95,83 +145,44 @@ func (a *App) showAutopilot(p *hostv1.Autopilot) {
 		quorum = "as many as formed the cluster"
 	}
 	t.Row("Leaves voters at least", quorum)
-	a.Show(t)
+	return t
 }
 
-func (a *App) autopilotSet() *cobra.Command {
-	var cleanup bool
-	var contact, stabilization time.Duration
-	var quorum uint32
-	cmd := &cobra.Command{
-		Use: "set", Short: "Change the settings of autopilot, for all servers",
-		Long: `Change the settings of autopilot, for all servers. From the first change on the ledger has
-them, and the autopilot blocks of configurations no longer count.`,
-		Example: "pannier operator autopilot set -last-contact-threshold 500ms",
-	}
-	flags := cmd.Flags()
-	flags.BoolVar(&cleanup, "cleanup-dead-servers", true, "remove servers that do not answer")
-	flags.DurationVar(&contact, "last-contact-threshold", 0, "how long a healthy server may be silent")
-	flags.DurationVar(&stabilization, "server-stabilization-time", 0, "how long a server is healthy before it votes")
-	flags.Uint32Var(&quorum, "min-quorum", 0, "the least number of voters to keep; 0: as many as formed the cluster")
-	cmd.RunE = a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-		want := &hostv1.Autopilot{}
-		if flags.Changed("cleanup-dead-servers") {
-			want.CleanupDeadServers = &cleanup
-		}
-		if flags.Changed("last-contact-threshold") {
-			want.LastContactThreshold = durationpb.New(contact)
-		}
-		if flags.Changed("server-stabilization-time") {
-			want.ServerStabilizationTime = durationpb.New(stabilization)
-		}
-		if flags.Changed("min-quorum") {
-			want.MinQuorum = &quorum
-		}
-		if proto.Equal(want, &hostv1.Autopilot{}) {
-			return Usage("give at least one setting to change")
-		}
-		resp, err := client.Operator.SetAutopilot(ctx, &hostv1.SetAutopilotRequest{Autopilot: want})
-		return a.Print(resp, err, func() { a.showAutopilot(resp.GetAutopilot()) })
-	})
-	return cmd
-}
-
-func (a *App) autopilotHealth() *cobra.Command {
-	return &cobra.Command{
-		Use: "health", Short: "Show the health of the servers, and how many more may fail",
-		Long: `Show the health of the servers, and how many more may fail. The exit code is 1 when one is
-unhealthy.`,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
-			err = a.Print(resp, err, func() {
-				a.showPeers(resp.GetPeers())
-				a.heading("")
-				a.Say("%s may fail before the ledger stops", escape.Count(resp.GetFailureTolerance(), "more server"))
-			})
-			if err == nil && !resp.GetHealthy() {
-				return silentExit(ExitError)
-			}
-			return err
-		}),
-	}
-}
-
-func (a *App) secretsStatus() *cobra.Command {
-	return &cobra.Command{
-		Use: "status", Short: "List the keys that encrypt secrets in the ledger",
-		Long: `List the keys that encrypt secrets in the ledger, how many records need each, and whether
+func secretsVerbs() []verb {
+	return []verb{
+		{
+			use: "status", short: "List the keys that encrypt secrets in the ledger",
+			long: `List the keys that encrypt secrets in the ledger, how many records need each, and whether
 the leader has it.`,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Secrets.GetSecretsStatus(ctx, &hostv1.GetSecretsStatusRequest{})
-			return a.Print(resp, err, func() { a.showSecretsKeys(resp) })
-		}),
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Secrets.GetSecretsStatus(ctx, &hostv1.GetSecretsStatusRequest{})
+				return c.Print(resp, err, func() {
+					c.Show(secretsTable(resp.GetKeys()))
+					if resp.GetProblem() != "" {
+						c.Say("%s", resp.GetProblem())
+					}
+				})
+			},
+		},
+		{
+			use: "rotate", short: "Rotate the key and re-encrypt secrets",
+			long: `Rotate the key and re-encrypt secrets. Every server gets the new key, which is used from
+then on; secrets are re-encrypted in the background, and then the old key is removed.
+Refused while a server does not answer.`,
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Secrets.RotateSecretsKey(ctx, &hostv1.RotateSecretsKeyRequest{})
+				return c.Done(resp, err, "secrets are encrypted with key %s from now on; the old key is removed when nothing needs it "+
+					"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them",
+					resp.GetId())
+			},
+		},
 	}
 }
 
-func (a *App) showSecretsKeys(s *hostv1.GetSecretsStatusResponse) {
+func secretsTable(keys []*hostv1.SecretsKey) *Table {
 	t := NewTable("KEY", "STATE", "SEALED", "ADDED", "HERE")
 	state := "old"
-	for _, k := range s.GetKeys() {
+	for _, k := range keys {
 		if k.GetActive() {
 			state = "active"
 		}
@@ -180,53 +191,27 @@ func (a *App) showSecretsKeys(s *hostv1.GetSecretsStatusResponse) {
 			state = "next"
 		}
 	}
-	a.Show(t)
-	if s.GetProblem() != "" {
-		a.Say("%s", s.GetProblem())
-	}
-}
-
-func (a *App) secretsRotate() *cobra.Command {
-	return &cobra.Command{
-		Use: "rotate", Short: "Rotate the key and re-encrypt secrets",
-		Long: `Rotate the key and re-encrypt secrets. Every server gets the new key, which is used from
-then on; secrets are re-encrypted in the background, and then the old key is removed.
-Refused while a server does not answer.`,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Secrets.RotateSecretsKey(ctx, &hostv1.RotateSecretsKeyRequest{})
-			return a.Print(resp, err, func() {
-				a.Say(
-					"secrets are encrypted with key %s from now on; the old key is removed when nothing needs it "+
-						"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them", resp.GetId())
-			})
-		}),
-	}
+	return t
 }
 
 func (a *App) systemCommand() *cobra.Command {
-	return a.Noun("system", "Maintenance of the ledger", a.systemGC())
-}
-
-func (a *App) systemGC() *cobra.Command {
-	var dryRun bool
-	cmd := &cobra.Command{
-		Use: "gc", Short: "Collect garbage now",
-		Long: `Collect garbage now: claims of workloads that have ended,
+	req := &hostv1.CollectGarbageRequest{}
+	return a.noun("system", "Maintenance of the ledger", []verb{{
+		use: "gc", short: "Collect garbage now", example: "-dry-run",
+		long: `Collect garbage now: claims of workloads that have ended,
 ended workloads, drivers that no node has, nodes that are down and hold nothing, expired
 ACL tokens. The leader does so periodically (gc in the agent's configuration); what is
 not old enough stays.`,
-		Example: "pannier system gc -dry-run",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.System.CollectGarbage(ctx, &hostv1.CollectGarbageRequest{DryRun: dryRun})
-			return a.Print(resp, err, func() {
-				t := NewTable("KIND", "NAMESPACE", "ID", "SINCE", "REASON")
-				for _, g := range resp.GetGarbage() {
+		flags: func(f *pflag.FlagSet) { f.BoolVar(&req.DryRun, "dry-run", false, "only show what would be removed") },
+		run: func(ctx context.Context, c *call) error {
+			resp, err := c.System.CollectGarbage(ctx, req)
+			return list(c.Printer, resp, err, resp.GetGarbage(), columns[*hostv1.Garbage]{
+				[]string{"KIND", "NAMESPACE", "ID", "SINCE", "REASON"},
+				func(t *Table, g *hostv1.Garbage) {
 					t.Row(g.GetKind(), g.GetNamespace(), g.GetId(), since(g.GetSince()), g.GetReason())
-				}
-				a.List(t, "nothing to collect")
+				},
+				"nothing to collect",
 			})
-		}),
-	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be removed")
-	return cmd
+		},
+	}})
 }

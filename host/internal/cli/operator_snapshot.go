@@ -10,30 +10,64 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/internal/atomicfile"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) snapshotSave() *cobra.Command {
-	return &cobra.Command{
-		Use: "save FILE", Short: "Write a copy of the ledger to a new file",
-		Long: `Write a copy of the ledger to a new file, which only you can read. Secrets in it are
+// chunkSize is the size of a snapshot's chunk in one message, in bytes.
+const chunkSize = 256 << 10
+
+// ledgerVerbs save, restore and inspect copies of the ledger.
+func ledgerVerbs() []verb {
+	return []verb{
+		{
+			use: "save FILE", short: "Write a copy of the ledger to a new file",
+			long: `Write a copy of the ledger to a new file, which only you can read. Secrets in it are
 encrypted. Needs a management token when ACLs are on.`,
-		Example: `pannier operator snapshot save "ledger-$(date +%F).snapshot"`,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			stream, err := client.Operator.SaveSnapshot(ctx, &hostv1.SaveSnapshotRequest{})
-			if err != nil {
-				return err
-			}
-			defer stream.Close()
-			info, err := writeSnapshot(args[0], stream)
-			return a.Done(info, err, "wrote %s: the ledger at index %d, %s", args[0], info.GetIndex(), size(info.GetSize()))
-		}),
+			example: `"ledger-$(date +%F).snapshot"`,
+			run: func(ctx context.Context, c *call) error {
+				stream, err := c.Operator.SaveSnapshot(ctx, &hostv1.SaveSnapshotRequest{})
+				if err != nil {
+					return err
+				}
+				defer stream.Close()
+				info, err := writeSnapshot(c.args[0], stream)
+				return c.Done(info, err, "wrote %s: the ledger at index %d, %s", c.args[0], info.GetIndex(), size(info.GetSize()))
+			},
+		},
+		{
+			use: "restore FILE", short: "Replace the ledger by a copy, on every server", example: "ledger.snapshot",
+			long: `Replace the ledger by a copy, on every server. The copy is checked first. Everything
+that changed after it was made is lost. Refused while there are claims.`,
+			run: restoreSnapshot,
+		},
+		{
+			use: "inspect FILE", short: "Check a copy of the ledger and describe it; needs no agent", example: "ledger.snapshot",
+			local: func(_ context.Context, c *call) error {
+				f, info, err := openSnapshot(c.args[0])
+				if err != nil {
+					return err
+				}
+				if err := f.Close(); err != nil {
+					return err
+				}
+				t := NewTable()
+				t.Row("Cluster", info.Cluster)
+				t.Row("Server", info.Server)
+				t.Row("Created", info.CreatedAt.Format(time.DateTime))
+				t.Row("Index", info.Index)
+				t.Row("Term", info.Term)
+				t.Row("Size", size(info.Size))
+				t.Row("SHA-256", info.SHA256)
+				return c.Tables(&hostv1.SnapshotInfo{
+					Index: info.Index, Term: info.Term, Size: info.Size, Checksum: info.SHA256,
+					CreatedAt: timestamppb.New(info.CreatedAt), Cluster: info.Cluster, Server: info.Server,
+				}, nil, t)
+			},
+		},
 	}
 }
 
@@ -45,10 +79,7 @@ func writeSnapshot(path string,
 		info, err = copySnapshot(f, stream)
 		return err
 	})
-	if errors.Is(err, fs.ErrExist) {
-		err = Hinted(Coded(ExitRefused, fmt.Errorf("%s already exists", path)), "name another file")
-	}
-	return info, err
+	return info, exists(err, path, "name another file")
 }
 
 // copySnapshot writes what the stream has to a file, and checks it.
@@ -78,44 +109,33 @@ func copySnapshot(f *os.File,
 	return info, nil
 }
 
-// chunkSize is the size of a snapshot's chunk in one message, in bytes.
-const chunkSize = 256 << 10
-
-func (a *App) snapshotRestore() *cobra.Command {
-	return &cobra.Command{
-		Use: "restore FILE", Short: "Replace the ledger by a copy, on every server",
-		Long: `Replace the ledger by a copy, on every server. The copy is checked first. Everything
-that changed after it was made is lost. Refused while there are claims.`,
-		Example: "pannier operator snapshot restore ledger.snapshot",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			f, _, err := openSnapshot(args[0])
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			stream, err := client.Operator.RestoreSnapshot(ctx)
-			if err != nil {
-				return err
-			}
-			for chunk := make([]byte, chunkSize); ; {
-				n, err := f.Read(chunk)
-				if errors.Is(err, io.EOF) {
-					break
-				}
-				if err != nil {
-					return fmt.Errorf("read %s: %w", args[0], err)
-				}
-				// The answer has the reason.
-				if err := stream.Send(&hostv1.RestoreSnapshotRequest{Chunk: chunk[:n]}); errors.Is(err, io.EOF) {
-					break
-				} else if err != nil {
-					return err
-				}
-			}
-			resp, err := stream.CloseAndReceive()
-			return a.Done(resp, err, "restored the ledger from %s, at index %d", args[0], resp.GetSnapshot().GetIndex())
-		}),
+func restoreSnapshot(ctx context.Context, c *call) error {
+	f, _, err := openSnapshot(c.args[0])
+	if err != nil {
+		return err
 	}
+	defer f.Close()
+	stream, err := c.Operator.RestoreSnapshot(ctx)
+	if err != nil {
+		return err
+	}
+	for chunk := make([]byte, chunkSize); ; {
+		n, err := f.Read(chunk)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("read %s: %w", c.args[0], err)
+		}
+		// The answer has the reason.
+		if err := stream.Send(&hostv1.RestoreSnapshotRequest{Chunk: chunk[:n]}); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return err
+		}
+	}
+	resp, err := stream.CloseAndReceive()
+	return c.Done(resp, err, "restored the ledger from %s, at index %d", c.args[0], resp.GetSnapshot().GetIndex())
 }
 
 // openSnapshot opens a file and checks that it is a complete snapshot.
@@ -135,36 +155,4 @@ func openSnapshot(path string) (*os.File, backup.Backup, error) {
 		return nil, info, errors.Join(Coded(ExitUsage, fmt.Errorf("%s: %w", path, err)), f.Close())
 	}
 	return f, info, nil
-}
-
-func (a *App) snapshotInspect() *cobra.Command {
-	return &cobra.Command{
-		Use: "inspect FILE", Short: "Check a copy of the ledger and describe it; needs no agent",
-		Example: "pannier operator snapshot inspect ledger.snapshot",
-		RunE: a.Do(func(_ context.Context, args []string) error {
-			f, info, err := openSnapshot(args[0])
-			if err != nil {
-				return err
-			}
-			if err := f.Close(); err != nil {
-				return err
-			}
-			shown := &hostv1.SnapshotInfo{
-				Index: info.Index, Term: info.Term, Size: info.Size, Checksum: info.SHA256, CreatedAt: timestamppb.New(
-					info.CreatedAt),
-				Cluster: info.Cluster, Server: info.Server,
-			}
-			return a.Print(shown, nil, func() {
-				t := NewTable()
-				t.Row("Cluster", info.Cluster)
-				t.Row("Server", info.Server)
-				t.Row("Created", info.CreatedAt.Format(time.DateTime))
-				t.Row("Index", info.Index)
-				t.Row("Term", info.Term)
-				t.Row("Size", size(info.Size))
-				t.Row("SHA-256", info.SHA256)
-				a.Show(t)
-			})
-		}),
-	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -31,78 +32,102 @@ const (
 	formatDropin  = "systemd-dropin"
 )
 
+// Printer writes what commands answer, in the format of -o, and what they say beside that.
+type Printer struct {
+	Out, Err io.Writer
+	format   string
+	noColor  bool
+	outErr   error // the first of the output
+}
+
 // extraFormats annotates a command that has formats of its own.
 const extraFormats = "formats"
 
-func (a *App) checkFormat(cmd *cobra.Command) error {
+func (p *Printer) checkFormat(cmd *cobra.Command) error {
 	allowed := []string{formatTable, formatJSON}
 	allowed = append(allowed, strings.Fields(cmd.Annotations[extraFormats])...)
 	for _, format := range allowed {
-		if a.format == format {
+		if p.format == format {
 			return nil
 		}
 	}
-	return fmt.Errorf("output format %q is not one of %s", a.format, strings.Join(allowed, ", "))
+	return fmt.Errorf("output format %q is not one of %s", p.format, strings.Join(allowed, ", "))
 }
 
 // Print writes the answer of a call, or another value, as JSON, or calls people. It returns the call's error, or that
 // of the output.
-func (a *App) Print(v any, err error, people func()) error {
+func (p *Printer) Print(v any, err error, people func()) error {
 	if err != nil {
 		return err
 	}
-	a.noteMeta(v)
-	if a.format == formatJSON {
-		a.writeJSON(v, "  ")
+	p.noteMeta(v)
+	if p.format == formatJSON {
+		p.writeJSON(v, "  ")
 	} else {
 		people()
 	}
-	return a.outErr
+	return p.outErr
 }
 
 // noteMeta notes what answers say of themselves: warnings, how old they may be, and that there is more.
-func (a *App) noteMeta(v any) {
+func (p *Printer) noteMeta(v any) {
 	if m, ok := v.(interface{ GetWarnings() []string }); ok {
 		for _, w := range m.GetWarnings() {
-			a.Note("warning: %s", w)
+			p.Note("warning: %s", w)
 		}
 	}
 	if m, ok := v.(interface{ GetMeta() *hostv1.ReadMeta }); ok && m.GetMeta() != nil {
 		switch old := m.GetMeta().GetAge().AsDuration(); {
 		case !m.GetMeta().GetKnownLeader():
-			a.Note("warning: this server knows of no leader: what it shows may be old")
+			p.Note("warning: this server knows of no leader: what it shows may be old")
 		case old > 0:
-			a.Note("as it was %s ago or later", span(old))
+			p.Note("as it was %s ago or later", span(old))
 		}
 	}
 	if m, ok := v.(interface{ GetNextToken() string }); ok && m.GetNextToken() != "" {
-		a.Note("there is more: add -page-token %s", m.GetNextToken())
+		p.Note("there is more: add -page-token %s", m.GetNextToken())
 	}
+}
+
+// Note writes a line for people to standard error.
+func (p *Printer) Note(format string, args ...any) {
+	fmt.Fprintln(p.Err, printable(fmt.Sprintf(format, args...)))
+}
+
+// isTerminal reports whether a stream is a terminal.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// colored reports whether a stream takes colours (https://no-color.org).
+func (p *Printer) colored(w io.Writer) bool {
+	return !p.noColor && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)
 }
 
 // printLine is Print for one of several, which is a line of JSON.
-func (a *App) printLine(v any, people func()) error {
-	if a.format == formatJSON {
-		a.writeJSON(v, "")
+func (p *Printer) printLine(v any, people func()) error {
+	if p.format == formatJSON {
+		p.writeJSON(v, "")
 	} else {
 		people()
 	}
-	return a.outErr
+	return p.outErr
 }
 
 // write writes to standard output. Print returns the first error.
-func (a *App) write(text string) {
-	if _, err := io.WriteString(a.Out, text); err != nil && a.outErr == nil {
-		a.outErr = err
+func (p *Printer) write(text string) {
+	if _, err := io.WriteString(p.Out, text); err != nil && p.outErr == nil {
+		p.outErr = err
 	}
 }
 
 // confirm asks a person who sits at a terminal. A program is not asked. The error says that the answer was no.
-func (a *App) confirm(yes bool, format string, args ...any) error {
+func (p *Printer) confirm(yes bool, format string, args ...any) error {
 	if yes || !isTerminal(os.Stdin) {
 		return nil
 	}
-	fmt.Fprint(a.Err, printable(fmt.Sprintf(format, args...))+" [y/N] ")
+	fmt.Fprint(p.Err, printable(fmt.Sprintf(format, args...))+" [y/N] ")
 	answer, err := bufio.NewReader(os.Stdin).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read the answer: %w", err)
@@ -114,19 +139,19 @@ func (a *App) confirm(yes bool, format string, args ...any) error {
 }
 
 // Done is Print of one line of text.
-func (a *App) Done(v any, err error, format string, args ...any) error {
-	return a.Print(v, err, func() { a.Say(format, args...) })
+func (p *Printer) Done(v any, err error, format string, args ...any) error {
+	return p.Print(v, err, func() { p.Say(format, args...) })
 }
 
 // Say writes a line to standard output.
-func (a *App) Say(format string, args ...any) {
-	a.write(printable(fmt.Sprintf(format, args...)) + "\n")
+func (p *Printer) Say(format string, args ...any) {
+	p.write(printable(fmt.Sprintf(format, args...)) + "\n")
 }
 
 // writeJSON writes a message with the API's names, or another value, without characters that a terminal would obey:
 // JSON leaves some as they are. An empty indent keeps it on one line. Messages are indented again because protojson's
 // whitespace varies from build to build.
-func (a *App) writeJSON(v any, indent string) {
+func (p *Printer) writeJSON(v any, indent string) {
 	text, err := json.Marshal(v)
 	if m, ok := v.(proto.Message); ok {
 		text, err = protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
@@ -141,10 +166,10 @@ func (a *App) writeJSON(v any, indent string) {
 		err = json.Indent(&out, []byte(safe), "", indent)
 	}
 	if err != nil {
-		a.outErr = fmt.Errorf("write JSON: %w", err)
+		p.outErr = fmt.Errorf("write JSON: %w", err)
 		return
 	}
-	a.write(out.String() + "\n")
+	p.write(out.String() + "\n")
 }
 
 // Table aligns rows for people. A cell may carry a colour.
@@ -245,31 +270,67 @@ func (c Cell) painted(colored bool) string {
 }
 
 // Show writes a table to standard output.
-func (a *App) Show(t *Table) { a.write(t.text(a.colored(a.Out))) }
+func (p *Printer) Show(t *Table) { p.write(t.text(p.colored(p.Out))) }
+
+// Tables is Print of tables: the first, and each of the others that has rows below its header.
+func (p *Printer) Tables(v any, err error, first *Table, others ...section) error {
+	return p.Print(v, err, func() {
+		p.Show(first)
+		for _, other := range others {
+			p.Section(other.title, other.table)
+		}
+	})
+}
+
+// section is a further table with its title, which may be empty.
+type section struct {
+	title string
+	table *Table
+}
 
 // Section shows a further table, if it has rows below its header; title may be empty.
-func (a *App) Section(title string, t *Table) {
+func (p *Printer) Section(title string, t *Table) {
 	if len(t.rows) > 1 {
-		a.heading(title)
-		a.Show(t)
+		p.heading(title)
+		p.Show(t)
 	}
 }
 
 // heading begins a section; title may be empty.
-func (a *App) heading(title string) {
-	a.write("\n")
+func (p *Printer) heading(title string) {
+	p.write("\n")
 	if title != "" {
-		a.Say("%s", title)
+		p.Say("%s", title)
 	}
 }
 
-// List shows a table with a header, or writes a note if it has no rows.
-func (a *App) List(t *Table, none string, args ...any) {
-	if len(t.rows) > 1 {
-		a.Show(t)
-	} else {
-		a.Note(none, args...)
+// columns are what a list shows of each of its things: the cells of its row, or of several.
+type columns[T any] struct {
+	header []string
+	row    func(t *Table, one T)
+	// none is the note in place of an empty list.
+	none string
+}
+
+func (c columns[T]) table(all []T) *Table {
+	t := NewTable(c.header...)
+	for _, one := range all {
+		c.row(t, one)
 	}
+	return t
+}
+
+func (c columns[T]) show(p *Printer, all []T) {
+	if t := c.table(all); len(t.rows) > 1 {
+		p.Show(t)
+	} else {
+		p.Note("%s", c.none)
+	}
+}
+
+// list is Print of a list.
+func list[T any](p *Printer, v any, err error, all []T, c columns[T]) error {
+	return p.Print(v, err, func() { c.show(p, all) })
 }
 
 // printable makes one line of a text from elsewhere, which could otherwise move the cursor or set the title of a

@@ -90,12 +90,12 @@ func TestNoTextControlsATerminal(t *testing.T) {
 	evil := "ok\n2026-01-01 00:00:00  agent  up\x1b[2J\x7f\u009b2J\u202e"
 	for _, format := range []string{formatTable, formatJSON} {
 		var out bytes.Buffer
-		a := &App{Out: &out, Err: &out, format: format}
-		check.NoError(t, a.showEvent(&hostv1.EventsResponse{Event: &hostv1.Event{
+		p := &Printer{Out: &out, Err: &out, format: format}
+		check.NoError(t, p.showEvent(&hostv1.EventsResponse{Event: &hostv1.Event{
 			Topic: "driver", Type: evil, Subject: evil, Message: evil, Details: map[string]string{evil: evil},
 		}}))
-		check.NoError(t, a.showLogLine(&hostv1.PluginLogResponse{Line: evil}))
-		a.Note("error: %s", evil)
+		check.NoError(t, p.showLogLine(&hostv1.PluginLogResponse{Line: evil}))
+		p.Note("error: %s", evil)
 		lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 		if len(lines) != 3 {
 			t.Errorf("%s: 3 texts became %d lines", format, len(lines))

@@ -4,7 +4,7 @@ import (
 	"cmp"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // entriesPerPage is the number of volumes or snapshots per request to a driver.
@@ -19,9 +19,9 @@ type paging struct {
 	token string
 }
 
-func (p *paging) flags(cmd *cobra.Command) {
-	cmd.Flags().Int32Var(&p.size, "per-page", 0, "list one page of at most `N` entries")
-	cmd.Flags().StringVar(&p.token, "page-token", "", "list the page that `TOKEN` stands for, which the page before names")
+func (p *paging) flags(f *pflag.FlagSet) {
+	f.Int32Var(&p.size, "per-page", 0, "list one page of at most `N` entries")
+	f.StringVar(&p.token, "page-token", "", "list the page that `TOKEN` stands for, which the page before names")
 }
 
 // given reports whether one page is asked for.

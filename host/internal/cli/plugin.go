@@ -10,66 +10,40 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	escape "github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *App) pluginCommand() *cobra.Command {
-	return a.Noun("plugin", "Plugin processes of this host",
-		append(agentsOwn("plugin", "install", "upgrade", "info", "test", "new"),
-			a.pluginList(), a.pluginStatus(), a.pluginVersions(), a.pluginHistory(), a.pluginLogs(),
-			a.pluginSwap(), a.pluginPromote(), a.pluginRollback(), a.pluginRestart(), a.pluginPin(), a.pluginUnpin(),
-			a.pluginRemove(), a.pluginVerify())...)
+	verbs := append(swapVerbs(), pinVerbs()...)
+	return a.noun("plugin", "Plugin processes of this host", append(verbs, pluginStatusVerbs()...),
+		agentsOwn("plugin", "install", "upgrade", "info", "test", "new")...)
 }
 
 // grace is the flag -grace.
 type grace struct {
-	cmd   *cobra.Command
+	flags *pflag.FlagSet
 	given time.Duration
 }
 
-// of adds the flag to a command.
-func (g *grace) of(cmd *cobra.Command) *cobra.Command {
-	g.cmd = cmd
-	cmd.Flags().DurationVar(&g.given, "grace", 0,
+// add adds the flag to a command.
+func (g *grace) add(f *pflag.FlagSet) {
+	g.flags = f
+	f.DurationVar(&g.given, "grace", 0,
 		"give up the calls of the replaced process after `DURATION`, at most 1h; "+
 			"callers\nrepeat them where that is allowed (default: 5m, or 10s if it is unhealthy\nor does not answer)")
-	return cmd
 }
 
 // proto is nil without the flag.
 func (g *grace) proto() *durationpb.Duration {
-	if !g.cmd.Flags().Changed("grace") {
+	if !g.flags.Changed("grace") {
 		return nil
 	}
 	return durationpb.New(g.given)
-}
-
-func (a *App) pluginSwap() *cobra.Command {
-	var grace grace
-	var part percent
-	cmd := grace.of(a.pluginOrder("swap NAME", "Let the binary in the plugin directory take over now",
-		`Let the binary in the plugin directory take over now: its highest version that the
-configuration allows, even one that was refused before. The agent does so by itself when
-a binary arrives; this is a second try. The exit code is 4 when it cannot take over; callers
-then keep the process that they have.
-
-With -canary, the new process gets a part of the calls only, until pannier plugin promote or
-rollback; pannier plugin status shows how many fail in both. If it fails more of them than the
-one that serves, ends or is unhealthy, it is ended and refused, and its failed calls are
-repeated. A pinned plugin can have a canary, so pin it before the file comes.`,
-		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
-			return client.Plugins.SwapPlugin(ctx,
-				&hostv1.SwapPluginRequest{Name: args[0], Grace: grace.proto(), CanaryPercent: int32(part)})
-		}))
-	cmd.Flags().Var(&part, "canary", "give it `PERCENT` of the calls, 1% to 99%")
-	cmd.MarkFlagsMutuallyExclusive("canary", "grace")
-	cmd.Example += "\npannier plugin swap -canary 10% csi-bridge"
-	return cmd
 }
 
 // percent is the value of a flag such as 10%.
@@ -88,102 +62,156 @@ func (p *percent) Set(s string) error {
 	return nil
 }
 
-func (a *App) pluginPromote() *cobra.Command {
-	var grace grace
-	return grace.of(a.pluginOrder("promote NAME", "Let a plugin's canary serve",
-		`Let the process serve that pannier plugin swap -canary has started. A pinned plugin is then
-pinned to it. It is on probation like any other new binary.`,
-		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
-			return client.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: args[0], Grace: grace.proto()})
-		}))
-}
-
-func (a *App) pluginRestart() *cobra.Command {
-	var grace grace
-	return grace.of(a.pluginOrder("restart NAME", "Replace a plugin's process by a new one of the same binary",
-		`Replace a plugin's process by a new one of the same binary, which is brought up beside
-the old one as for a swap: no call fails, even if the old process hangs. The exit code is
-4 when the new process cannot take over; callers then keep the one that they have.`,
-		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
-			return client.Plugins.RestartPlugin(ctx, &hostv1.RestartPluginRequest{Name: args[0], Grace: grace.proto()})
-		}))
-}
-
-func (a *App) pluginRollback() *cobra.Command {
-	var grace grace
-	var to string
-	cmd := grace.of(a.pluginOrder("rollback NAME", "Bring back a binary that served before",
-		`Bring back the binary that served before, or with -to another one that the agent keeps:
-pannier plugin versions lists them. What serves now, and what is preferred in the plugin
-directory, is refused until it changes, or until pannier plugin swap. While there is a canary,
-only that is ended and refused.`,
-		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
-			return client.Plugins.RollbackPlugin(ctx,
-				&hostv1.RollbackPluginRequest{Name: args[0], To: to, Grace: grace.proto()})
-		}))
-	cmd.Flags().StringVar(&to, "to", "", "the `VERSION` to bring back, or the first 6 or more digits of its sum")
-	cmd.Example += "\npannier plugin rollback csi-bridge -to 1.1.0"
-	return cmd
-}
-
-func (a *App) pluginPin() *cobra.Command {
-	return a.pluginOrder("pin NAME [VERSION]", "Keep a plugin at one binary, whatever comes into the plugin directory",
-		`Keep a plugin at one binary, whatever comes into the plugin directory: the one of this
-version, or the one that serves now. The first 6 digits of a sum do as well. pannier
-plugin versions lists what can be pinned, and the newer file that waits meanwhile.`,
-		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
-			return client.Plugins.PinPlugin(ctx, &hostv1.PinPluginRequest{Name: args[0], Sha256: append(args, "")[1]})
-		})
-}
-
-func (a *App) pluginUnpin() *cobra.Command {
-	return a.pluginOrder("unpin NAME", "Let what is in the plugin directory serve again", "",
-		func(ctx context.Context, client *api.Client, args []string) (ordered, error) {
-			return client.Plugins.UnpinPlugin(ctx, &hostv1.UnpinPluginRequest{Name: args[0]})
-		})
-}
-
-func (a *App) pluginRemove() *cobra.Command {
-	var files bool
-	cmd := &cobra.Command{
-		Use: "remove NAME", Short: "End a plugin whose file is gone, or with its files",
-		Long: `End a plugin whose file is gone from the plugin directory, and forget the copies of it
-that the agent keeps. Until then the copy that served goes on, also when the agent is
-started again. The exit code is 4 when the file is still there, or when workloads of this
-host depend on the plugin; the message names them.`,
-		Example: "pannier plugin remove -files my-storage",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Plugins.RemovePlugin(ctx, &hostv1.RemovePluginRequest{Name: args[0], Files: files})
-			return a.Done(resp, err, "plugin %q is removed", args[0])
-		}),
-	}
-	cmd.Flags().BoolVar(&files, "files", false,
-		"remove its files from the plugin directory first, all versions of them (root only)")
-	return cmd
-}
-
 // ordered is the answer to an order: the plugin as it is then.
 type ordered interface {
 	proto.Message
 	GetPlugin() *hostv1.Plugin
 }
 
-func (a *App) pluginOrder(use, short, long string,
-	order func(ctx context.Context, client *api.Client, args []string) (ordered, error),
-) *cobra.Command {
-	return &cobra.Command{
-		Use: use, Short: short, Long: long,
-		Example: "pannier plugin " + strings.Fields(use)[0] + " csi-bridge",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			m, err := order(ctx, client, args)
-			err = hint(err, ExitRefused, "pannier plugin history %s shows what was tried", args[0])
-			return a.Print(m, err, func() { a.showOrdered(m) })
-		}),
+// pluginOrder is an order to the plugin of the first argument.
+func pluginOrder(ask func(ctx context.Context, c *call) (ordered, error)) work {
+	return func(ctx context.Context, c *call) error {
+		m, err := ask(ctx, c)
+		err = hint(err, ExitRefused, "pannier plugin history %s shows what was tried", c.args[0])
+		return c.Print(m, err, func() { c.Say("%s", orderedText(m)) })
 	}
 }
 
-// showOrdered shows which generation serves now, and the swap if the order was one.
-func (a *App) showOrdered(m ordered) {
+// swapVerbs replace a plugin's process.
+func swapVerbs() []verb {
+	var swap, promote, rollback, restart grace
+	var part percent
+	var to string
+	return []verb{
+		{
+			use: "swap NAME", short: "Let the binary in the plugin directory take over now",
+			long: `Let the binary in the plugin directory take over now: its highest version that the
+configuration allows, even one that was refused before. The agent does so by itself when
+a binary arrives; this is a second try. The exit code is 4 when it cannot take over; callers
+then keep the process that they have.
+
+With -canary, the new process gets a part of the calls only, until pannier plugin promote or
+rollback; pannier plugin status shows how many fail in both. If it fails more of them than the
+one that serves, ends or is unhealthy, it is ended and refused, and its failed calls are
+repeated. A pinned plugin can have a canary, so pin it before the file comes.`,
+			example: "csi-bridge\n-canary 10% csi-bridge",
+			flags: func(f *pflag.FlagSet) {
+				swap.add(f)
+				f.Var(&part, "canary", "give it `PERCENT` of the calls, 1% to 99%")
+			},
+			apart: [][]string{{"canary", "grace"}},
+			run: pluginOrder(func(ctx context.Context, c *call) (ordered, error) {
+				return c.Plugins.SwapPlugin(ctx,
+					&hostv1.SwapPluginRequest{Name: c.args[0], Grace: swap.proto(), CanaryPercent: int32(part)})
+			}),
+		},
+		{
+			use: "promote NAME", short: "Let a plugin's canary serve", example: "csi-bridge", flags: promote.add,
+			long: `Let the process serve that pannier plugin swap -canary has started. A pinned plugin is then
+pinned to it. It is on probation like any other new binary.`,
+			run: pluginOrder(func(ctx context.Context, c *call) (ordered, error) {
+				return c.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: c.args[0], Grace: promote.proto()})
+			}),
+		},
+		{
+			use: "restart NAME", short: "Replace a plugin's process by a new one of the same binary", example: "csi-bridge",
+			long: `Replace a plugin's process by a new one of the same binary, which is brought up beside
+the old one as for a swap: no call fails, even if the old process hangs. The exit code is
+4 when the new process cannot take over; callers then keep the one that they have.`,
+			flags: restart.add,
+			run: pluginOrder(func(ctx context.Context, c *call) (ordered, error) {
+				return c.Plugins.RestartPlugin(ctx, &hostv1.RestartPluginRequest{Name: c.args[0], Grace: restart.proto()})
+			}),
+		},
+		{
+			use: "rollback NAME", short: "Bring back a binary that served before",
+			long: `Bring back the binary that served before, or with -to another one that the agent keeps:
+pannier plugin versions lists them. What serves now, and what is preferred in the plugin
+directory, is refused until it changes, or until pannier plugin swap. While there is a canary,
+only that is ended and refused.`,
+			example: "csi-bridge\ncsi-bridge -to 1.1.0",
+			flags: func(f *pflag.FlagSet) {
+				rollback.add(f)
+				f.StringVar(&to, "to", "", "the `VERSION` to bring back, or the first 6 or more digits of its sum")
+			},
+			run: pluginOrder(func(ctx context.Context, c *call) (ordered, error) {
+				return c.Plugins.RollbackPlugin(ctx,
+					&hostv1.RollbackPluginRequest{Name: c.args[0], To: to, Grace: rollback.proto()})
+			}),
+		},
+	}
+}
+
+// pinVerbs say which binaries of a plugin may serve, or whether one can.
+func pinVerbs() []verb {
+	remove := &hostv1.RemovePluginRequest{}
+	return []verb{
+		{
+			use: "pin NAME [VERSION]", short: "Keep a plugin at one binary, whatever comes into the plugin directory",
+			long: `Keep a plugin at one binary, whatever comes into the plugin directory: the one of this
+version, or the one that serves now. The first 6 digits of a sum do as well. pannier
+plugin versions lists what can be pinned, and the newer file that waits meanwhile.`,
+			example: "csi-bridge",
+			run: pluginOrder(func(ctx context.Context, c *call) (ordered, error) {
+				return c.Plugins.PinPlugin(ctx, &hostv1.PinPluginRequest{Name: c.args[0], Sha256: c.arg(1)})
+			}),
+		},
+		{
+			use: "unpin NAME", short: "Let what is in the plugin directory serve again", example: "csi-bridge",
+			run: pluginOrder(func(ctx context.Context, c *call) (ordered, error) {
+				return c.Plugins.UnpinPlugin(ctx, &hostv1.UnpinPluginRequest{Name: c.args[0]})
+			}),
+		},
+		{
+			use: "remove NAME", short: "End a plugin whose file is gone, or with its files", example: "-files my-storage",
+			long: `End a plugin whose file is gone from the plugin directory, and forget the copies of it
+that the agent keeps. Until then the copy that served goes on, also when the agent is
+started again. The exit code is 4 when the file is still there, or when workloads of this
+host depend on the plugin; the message names them.`,
+			flags: func(f *pflag.FlagSet) {
+				f.BoolVar(&remove.Files, "files", false,
+					"remove its files from the plugin directory first, all versions of them (root only)")
+			},
+			run: order("plugin %q is removed", func(ctx context.Context, c *call) (any, error) {
+				remove.Name = c.args[0]
+				return c.Plugins.RemovePlugin(ctx, remove)
+			}),
+		},
+		{
+			use: "verify FILE", short: "Test whether a binary could take over, without a swap",
+			long: `Test whether a binary could take over, without a swap. The agent starts a process of it
+beside the serving one, configures and probes it as the plugin of the file's name (NAME, or
+NAME_vX.Y.Z), and ends it; nothing is left. The exit code is 4 when a swap would
+fail. Only root and the agent's own user may do this; the file and its folder must be
+writable by their owner only.`,
+			example: "./csi-bridge_v1.2.0",
+			run: func(ctx context.Context, c *call) error {
+				path, err := filepath.Abs(c.args[0])
+				if err != nil {
+					return fmt.Errorf("find %s: %w", c.args[0], err)
+				}
+				v, err := c.Plugins.VerifyPlugin(ctx, &hostv1.VerifyPluginRequest{Path: path})
+				t := NewTable()
+				t.Row("Name", v.GetName())
+				t.Row("Kind", v.GetKind())
+				t.Row("Version", v.GetVersion())
+				t.Row("SHA256", v.GetSha256())
+				t.Row("Health", healthy(v.GetHealthy()))
+				err = c.Tables(v, err, t)
+				if err == nil && !v.GetKnown() && c.format != formatJSON {
+					c.Note("this host has no plugin of the file's name: it was tried without a configuration")
+				}
+				if err == nil && !v.GetHealthy() {
+					err = Coded(ExitRefused, fmt.Errorf("it reports itself unhealthy: %s", v.GetMessage()))
+				}
+				return err
+			},
+		},
+	}
+}
+
+// orderedText says which generation serves now, and the swap if the order was one.
+func orderedText(m ordered) string {
 	p, swap := m.GetPlugin(), true
 	switch m.(type) { // the others fail when there is nothing to do
 	case *hostv1.PinPluginResponse, *hostv1.UnpinPluginResponse:
@@ -204,55 +232,5 @@ func (a *App) showOrdered(m ordered) {
 	if c := p.GetCanary(); c != nil {
 		line += "; " + canary(c)
 	}
-	a.Say("%s", line)
-}
-
-func (a *App) pluginVerify() *cobra.Command {
-	return &cobra.Command{
-		Use: "verify FILE", Short: "Test whether a binary could take over, without a swap",
-		Long: `Test whether a binary could take over, without a swap. The agent starts a process of it
-beside the serving one, configures and probes it as the plugin of the file's name (NAME, or
-NAME_vX.Y.Z), and ends it; nothing is left. The exit code is 4 when a swap would
-fail. Only root and the agent's own user may do this; the file and its folder must be
-writable by their owner only.`,
-		Example: "pannier plugin verify ./csi-bridge_v1.2.0",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			path, err := filepath.Abs(args[0])
-			if err != nil {
-				return fmt.Errorf("find %s: %w", args[0], err)
-			}
-			resp, err := client.Plugins.VerifyPlugin(ctx, &hostv1.VerifyPluginRequest{Path: path})
-			if err := a.Print(resp, err, func() { a.showVerified(resp) }); err != nil || resp.GetHealthy() {
-				return err
-			}
-			return Coded(ExitRefused, fmt.Errorf("it reports itself unhealthy: %s", resp.GetMessage()))
-		}),
-	}
-}
-
-func (a *App) showVerified(v *hostv1.VerifyPluginResponse) {
-	t := NewTable()
-	t.Row("Name", v.GetName())
-	t.Row("Kind", v.GetKind())
-	t.Row("Version", v.GetVersion())
-	t.Row("SHA256", v.GetSha256())
-	t.Row("Health", healthy(v.GetHealthy()))
-	a.Show(t)
-	if !v.GetKnown() {
-		a.Note("this host has no plugin of the file's name: it was tried without a configuration")
-	}
-}
-
-// onePlugin reads one plugin of a node.
-func onePlugin(ctx context.Context, client *api.Client, node, name string) (*hostv1.Plugin, error) {
-	resp, err := client.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range resp.GetPlugins() {
-		if p.GetName() == name {
-			return p, nil
-		}
-	}
-	return nil, Hinted(Coded(ExitNotFound, fmt.Errorf("no plugin %q", name)), "pannier plugin list lists the plugins")
+	return line
 }

@@ -10,96 +10,121 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	escape "github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // noPlugins is the note in place of an empty list.
 const noPlugins = "no plugins; the agent looks for them in its plugin_dir"
 
-func (a *App) pluginList() *cobra.Command {
-	req := &hostv1.ListPluginsRequest{}
-	cmd := &cobra.Command{
-		Use: "list", Short: "List the versions of all plugins: what serves, is installed, kept or refused",
-		Long: `List the versions of all plugins, a line each, as pannier plugin versions does for one: what
+// pluginStatusVerbs show what a plugin is, was and can be.
+func pluginStatusVerbs() []verb {
+	installed, running, log := &hostv1.ListPluginsRequest{}, &hostv1.ListPluginsRequest{}, &hostv1.PluginLogRequest{}
+	return []verb{
+		{
+			use: "list", short: "List the versions of all plugins: what serves, is installed, kept or refused",
+			long: `List the versions of all plugins, a line each, as pannier plugin versions does for one: what
 serves, what is kept, and what else is in the plugin directory. pannier plugin status shows
 the processes.`,
-		Example: "pannier plugin list\npannier plugin list -node n2",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Plugins.ListPlugins(ctx, req)
-			return a.Print(resp, err, func() {
-				t := NewTable("NAME", "KIND", "VERSION", "SHA256", "FILE", "STATE")
-				for _, p := range resp.GetPlugins() {
-					if len(p.GetVersions()) == 0 {
-						t.Row(p.GetName(), p.GetKind(), "", "", "", pluginState(p))
-					}
-					for _, v := range p.GetVersions() {
-						t.Row(p.GetName(), p.GetKind(), v.GetVersion(), shortSum(v.GetSha256()), v.GetFile(), versionState(p, v))
-					}
+			example: "\n-node n2",
+			flags:   func(f *pflag.FlagSet) { nodeFlag(f, &installed.Node) },
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Plugins.ListPlugins(ctx, installed)
+				return list(c.Printer, resp, err, resp.GetPlugins(), columns[*hostv1.Plugin]{
+					[]string{"NAME", "KIND", "VERSION", "SHA256", "FILE", "STATE"},
+					func(t *Table, p *hostv1.Plugin) {
+						if len(p.GetVersions()) == 0 {
+							t.Row(p.GetName(), p.GetKind(), "", "", "", pluginState(p))
+						}
+						for _, v := range p.GetVersions() {
+							t.Row(p.GetName(), p.GetKind(), v.GetVersion(), shortSum(v.GetSha256()), v.GetFile(), versionState(p, v))
+						}
+					},
+					noPlugins,
+				})
+			},
+		},
+		{
+			use: "status [NAME]", short: "List the plugins with their processes, or show one", example: "csi-bridge",
+			flags: func(f *pflag.FlagSet) { nodeFlag(f, &running.Node) },
+			run: func(ctx context.Context, c *call) error {
+				if len(c.args) == 0 {
+					resp, err := c.Plugins.ListPlugins(ctx, running)
+					return c.Print(resp, err, func() { showPlugins(c.Printer, resp.GetPlugins()) })
 				}
-				a.List(t, noPlugins)
-			})
-		}),
-	}
-	nodeFlag(cmd, &req.Node)
-	return cmd
-}
-
-func (a *App) pluginStatus() *cobra.Command {
-	req := &hostv1.ListPluginsRequest{}
-	cmd := &cobra.Command{
-		Use: "status [NAME]", Short: "List the plugins with their processes, or show one",
-		Example: "pannier plugin status csi-bridge",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			if len(args) == 0 {
-				resp, err := client.Plugins.ListPlugins(ctx, req)
-				return a.Print(resp, err, func() { a.showPlugins(resp.GetPlugins()) })
-			}
-			p, err := onePlugin(ctx, client, req.GetNode(), args[0])
-			return a.Print(p, err, func() { a.showPlugin(p) })
-		}),
-	}
-	nodeFlag(cmd, &req.Node)
-	return cmd
-}
-
-func (a *App) pluginVersions() *cobra.Command {
-	return &cobra.Command{
-		Use: "versions NAME", Short: "List the binaries of a plugin that can be brought back, wait, or are refused",
-		Long: `List the binaries of a plugin: the copies that served and are kept (keep_versions), the one
+				p, err := onePlugin(ctx, c, running)
+				first, others := pluginTables(p)
+				return c.Tables(p, err, first, others...)
+			},
+		},
+		{
+			use: "versions NAME", short: "List the binaries of a plugin that can be brought back, wait, or are refused",
+			long: `List the binaries of a plugin: the copies that served and are kept (keep_versions), the one
 that served last at the end, then other files of the plugin directory and what is refused.
 With -o json each is one line.`,
-		Example: "pannier plugin versions csi-bridge",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			p, err := onePlugin(ctx, client, "", args[0])
-			return printLines(a, p.GetVersions(), err, func() { a.showVersions(p) })
-		}),
+			example: "csi-bridge",
+			run: func(ctx context.Context, c *call) error {
+				p, err := onePlugin(ctx, c, &hostv1.ListPluginsRequest{})
+				return printLines(c.Printer, p.GetVersions(), err, columns[*hostv1.PluginVersion]{
+					[]string{"VERSION", "SHA256", "SERVED FROM", "UNTIL", "FILE", "STATE"},
+					func(t *Table, v *hostv1.PluginVersion) {
+						t.Row(v.GetVersion(), shortSum(v.GetSha256()), moment(v.GetServedFrom()), moment(v.GetServedUntil()),
+							v.GetFile(), versionState(p, v))
+					},
+					"the plugin has never come up",
+				})
+			},
+		},
+		{
+			use: "history NAME", short: "Show a plugin's last 20 swaps", example: "csi-bridge",
+			long: "Show a plugin's last 20 swaps, the newest last. With -o json each is one line.",
+			run: func(ctx context.Context, c *call) error {
+				p, err := onePlugin(ctx, c, &hostv1.ListPluginsRequest{})
+				return printLines(c.Printer, p.GetSwaps(), err, swapColumns)
+			},
+		},
+		{
+			use: "logs NAME", short: "Show what a plugin's processes printed", example: "csi-bridge -follow",
+			long: `Show what a plugin's processes printed, both old and new during a swap, and with -follow
+new lines as they come. Lines of the SDK's logger are formatted; with -o json each line
+is shown as it was printed, in a message.`,
+			flags: func(f *pflag.FlagSet) { logFlags(f, &log.Recent, &log.Follow) },
+			run: func(ctx context.Context, c *call) error {
+				log.Name = c.args[0]
+				stream, err := c.Plugins.PluginLog(ctx, log)
+				return each(ctx, stream, err, func(m *hostv1.PluginLogResponse) error { return c.showLogLine(m) })
+			},
+		},
 	}
 }
 
-// printLines is Print of several messages, each of which is a line of JSON.
-func printLines[M proto.Message](a *App, all []M, err error, people func()) error {
-	if err != nil || a.format != formatJSON {
-		return a.Print(nil, err, people)
+// onePlugin reads the plugin of the first argument.
+func onePlugin(ctx context.Context, c *call, req *hostv1.ListPluginsRequest) (*hostv1.Plugin, error) {
+	resp, err := c.Plugins.ListPlugins(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range resp.GetPlugins() {
+		if p.GetName() == c.args[0] {
+			return p, nil
+		}
+	}
+	return nil, Hinted(Coded(ExitNotFound, fmt.Errorf("no plugin %q", c.args[0])), "pannier plugin list lists the plugins")
+}
+
+// printLines is Print of a list of messages, each of which is a line of JSON.
+func printLines[M proto.Message](p *Printer, all []M, err error, c columns[M]) error {
+	if err != nil || p.format != formatJSON {
+		return list(p, nil, err, all, c)
 	}
 	for _, m := range all {
-		a.writeJSON(m, "")
+		p.writeJSON(m, "")
 	}
-	return a.outErr
-}
-
-func (a *App) showVersions(p *hostv1.Plugin) {
-	t := NewTable("VERSION", "SHA256", "SERVED FROM", "UNTIL", "FILE", "STATE")
-	for _, v := range p.GetVersions() {
-		t.Row(v.GetVersion(), shortSum(v.GetSha256()), moment(v.GetServedFrom()), moment(v.GetServedUntil()), v.GetFile(),
-			versionState(p, v))
-	}
-	a.List(t, "the plugin has never come up")
+	return p.outErr
 }
 
 // versionState says what is with a binary of a plugin.
@@ -135,31 +160,21 @@ func moment(at *timestamppb.Timestamp) string {
 	return at.AsTime().Local().Format(time.DateTime)
 }
 
-func (a *App) pluginHistory() *cobra.Command {
-	return &cobra.Command{
-		Use: "history NAME", Short: "Show a plugin's last 20 swaps",
-		Long:    "Show a plugin's last 20 swaps, the newest last. With -o json each is one line.",
-		Example: "pannier plugin history csi-bridge",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			p, err := onePlugin(ctx, client, "", args[0])
-			return printLines(a, p.GetSwaps(), err, func() {
-				a.List(swapTable(p.GetSwaps()), "the plugin has never been swapped")
-			})
-		}),
-	}
-}
-
-func (a *App) showPlugins(plugins []*hostv1.Plugin) {
-	t := NewTable("NAME", "KIND", "VERSION", "STATE", "PID", "UP", "CALLS", "RESTARTS", "SHA256", "LAST ERROR")
-	for _, p := range plugins {
+var pluginColumns = columns[*hostv1.Plugin]{
+	[]string{"NAME", "KIND", "VERSION", "STATE", "PID", "UP", "CALLS", "RESTARTS", "SHA256", "LAST ERROR"},
+	func(t *Table, p *hostv1.Plugin) {
 		t.Row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p), number(p.GetPid()), up(p),
 			p.GetLeases(), p.GetRestarts(), shortSum(p.GetSha256()), p.GetLastError())
-	}
-	a.List(t, noPlugins)
+	},
+	noPlugins,
+}
+
+func showPlugins(out *Printer, plugins []*hostv1.Plugin) {
+	pluginColumns.show(out, plugins)
 	for _, p := range plugins {
 		say := func(before, text string) {
 			if text != "" {
-				a.Say("plugin %q: %s%s", p.GetName(), before, text)
+				out.Say("plugin %q: %s%s", p.GetName(), before, text)
 			}
 		}
 		say("", p.GetFileProblem())
@@ -176,7 +191,7 @@ func (a *App) showPlugins(plugins []*hostv1.Plugin) {
 // shownSwaps is how many swaps a plugin's status shows; its history has all.
 const shownSwaps = 5
 
-func (a *App) showPlugin(p *hostv1.Plugin) {
+func pluginTables(p *hostv1.Plugin) (*Table, []section) {
 	t := NewTable()
 	t.Row("Name", p.GetName())
 	t.Row("Kind", p.GetKind())
@@ -216,15 +231,16 @@ func (a *App) showPlugin(p *hostv1.Plugin) {
 		}
 	}
 	t.Row("Served before", p.GetLastGood())
-	a.Show(t)
-	a.showCanary(p)
 	refused := NewTable("SHA256", "REASON")
 	for _, sum := range slices.Sorted(maps.Keys(p.GetRefused())) {
 		refused.Row(shortSum(sum), p.GetRefused()[sum])
 	}
-	a.Section("Refused until they change, or until pannier plugin swap", refused)
 	swaps := p.GetSwaps()
-	a.Section("Swaps", swapTable(swaps[max(0, len(swaps)-shownSwaps):]))
+	return t, []section{
+		canarySection(p),
+		{"Refused until they change, or until pannier plugin swap", refused},
+		{"Swaps", swapColumns.table(swaps[max(0, len(swaps)-shownSwaps):])},
+	}
 }
 
 // canary says which part of the calls a canary gets; empty: there is none.
@@ -235,11 +251,11 @@ func canary(c *hostv1.PluginCanary) string {
 	return fmt.Sprintf("%s gets %d%% of the calls", side(c.GetGeneration()), c.GetPercent())
 }
 
-// showCanary shows the process that serves and the canary side by side, since the canary gets calls.
-func (a *App) showCanary(p *hostv1.Plugin) {
+// canarySection has the process that serves and the canary side by side, since the canary gets calls.
+func canarySection(p *hostv1.Plugin) section {
 	c := p.GetCanary()
 	if c == nil {
-		return
+		return section{"", NewTable()}
 	}
 	t := NewTable("PROCESS", "GENERATION", "VERSION", "SHA256", "PID", "CALLS", "PART", "FAILED", "RATE")
 	row := func(what string, g *hostv1.PluginGeneration, pid, calls int64, part int32, failed int64) {
@@ -249,13 +265,13 @@ func (a *App) showCanary(p *hostv1.Plugin) {
 	serves := &hostv1.PluginGeneration{Generation: p.GetGeneration(), Version: p.GetVersion(), Sha256: p.GetSha256()}
 	row("serves", serves, p.GetPid(), c.GetServingCalls(), 100-c.GetPercent(), c.GetServingFailedCalls())
 	row("canary", c.GetGeneration(), c.GetPid(), c.GetCalls(), c.GetPercent(), c.GetFailedCalls())
-	a.Section(fmt.Sprintf("Canary for %s, until pannier plugin promote or rollback %s", age(c.GetStartedAt()),
-		p.GetName()), t)
+	title := "Canary for %s, until pannier plugin promote or rollback %s"
+	return section{fmt.Sprintf(title, age(c.GetStartedAt()), p.GetName()), t}
 }
 
-func swapTable(swaps []*hostv1.PluginSwap) *Table {
-	t := NewTable("AT", "FROM", "FAILED", "TO", "FAILED", "TOOK", "CALLS CARRIED", "RESULT")
-	for _, w := range swaps {
+var swapColumns = columns[*hostv1.PluginSwap]{
+	[]string{"AT", "FROM", "FAILED", "TO", "FAILED", "TOOK", "CALLS CARRIED", "RESULT"},
+	func(t *Table, w *hostv1.PluginSwap) {
 		result := Cell{"swapped", Green}
 		switch {
 		case w.GetError() != "" && w.GetCanaryPercent() != 0:
@@ -271,8 +287,8 @@ func swapTable(swaps []*hostv1.PluginSwap) *Table {
 		}
 		t.Row(moment(w.GetAt()), side(w.GetFrom()), failedOf(w.GetFrom()), side(w.GetTo()), failedOf(w.GetTo()),
 			short(w.GetTook().AsDuration()), w.GetCarried(), result)
-	}
-	return t
+	},
+	"the plugin has never been swapped",
 }
 
 // failedOf says how many calls of a process failed until a swap; empty: it had answered none.
@@ -342,33 +358,15 @@ func number(n int64) string {
 	return fmt.Sprint(n)
 }
 
-func (a *App) pluginLogs() *cobra.Command {
-	req := &hostv1.PluginLogRequest{}
-	cmd := &cobra.Command{
-		Use: "logs NAME", Short: "Show what a plugin's processes printed",
-		Long: `Show what a plugin's processes printed, both old and new during a swap, and with -follow
-new lines as they come. Lines of the SDK's logger are formatted; with -o json each line
-is shown as it was printed, in a message.`,
-		Example: "pannier plugin logs csi-bridge -follow",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			req.Name = args[0]
-			stream, err := client.Plugins.PluginLog(ctx, req)
-			return each(ctx, stream, err, func(m *hostv1.PluginLogResponse) error { return a.showLogLine(m) })
-		}),
-	}
-	logFlags(cmd, &req.Recent, &req.Follow)
-	return cmd
-}
-
 // logFlags are those of the commands that show a log.
-func logFlags(cmd *cobra.Command, recent *int32, follow *bool) {
-	cmd.Flags().BoolVarP(follow, "follow", "f", false, "go on with new lines")
-	cmd.Flags().Int32Var(recent, "recent", 100, "how many of the last lines to show first, at most 10000")
+func logFlags(f *pflag.FlagSet, recent *int32, follow *bool) {
+	f.BoolVarP(follow, "follow", "f", false, "go on with new lines")
+	f.Int32Var(recent, "recent", 100, "how many of the last lines to show first, at most 10000")
 }
 
 // showLogLine shows a message with a line of a log.
-func (a *App) showLogLine(m interface{ GetLine() string }) error {
-	return a.printLine(m, func() { a.Say("%s", logLine(m.GetLine())) })
+func (p *Printer) showLogLine(m interface{ GetLine() string }) error {
+	return p.printLine(m, func() { p.Say("%s", logLine(m.GetLine())) })
 }
 
 // logLine formats a line of the SDK's logger (hclog's JSON) for people; other lines are unchanged.

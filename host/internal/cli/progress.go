@@ -47,9 +47,9 @@ var undoNames = map[string]string{
 	"register": "deregister", "identify": "revoke",
 }
 
-func (a *App) progress() *progress {
+func (out *Printer) progress() *progress {
 	p := &progress{
-		w: a.Err, live: isTerminal(a.Err) && os.Getenv("TERM") != "dumb", colored: a.colored(a.Err),
+		w: out.Err, live: isTerminal(out.Err) && os.Getenv("TERM") != "dumb", colored: out.colored(out.Err),
 		stop: make(chan struct{}),
 	}
 	if p.live {

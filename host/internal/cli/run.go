@@ -10,13 +10,12 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/consul/vars"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -26,37 +25,35 @@ const leftoverGrace = 10 * time.Second
 // echoTime is how long after the program's end signals are taken as meant for the program.
 const echoTime = 500 * time.Millisecond
 
-func (a *App) workloadRun() *cobra.Command {
+func runVerb() verb {
 	var dry bool
-	cmd := &cobra.Command{
-		Use: "run SPEC [-- COMMAND ARGS...]", Short: "Run a program with its volumes in the foreground",
-		Long: `Start a workload, run its program in a mount namespace of its own with each volume at its
+	return verb{
+		use: "run SPEC [-- COMMAND ARGS...]", short: "Run a program with its volumes in the foreground",
+		long: `Start a workload, run its program in a mount namespace of its own with each volume at its
 destination, and release the volumes when it ends. Sidecars of the spec start before
 the program and end after it. The exit code is the program's. Processes that the program
 leaves running are ended. Needs root. -dry-run runs nothing: it says what a start would do and
 who has the volumes, and fails if it would be refused.`,
-		Example: "pannier workload run redis.hcl -- redis-server --dir /data",
-		RunE: a.Do(func(ctx context.Context, args []string) error {
-			r, err := a.newRun(args[0], args[1:])
+		example: "redis.hcl -- redis-server --dir /data",
+		flags:   func(f *pflag.FlagSet) { dryFlag(f, &dry) },
+		local: func(ctx context.Context, c *call) error {
+			r, err := newRun(c)
 			if err != nil {
 				return err
 			}
 			if dry {
-				return a.dryStart(ctx, r.client, r.spec)
+				return dryStart(ctx, c, r.spec)
 			}
 			return r.run(context.WithoutCancel(ctx))
-		}),
+		},
 	}
-	dryFlag(cmd, &dry)
-	return cmd
 }
 
 // run is one workload in the foreground.
 type run struct {
-	*App
-	client *api.Client
-	path   string // of the spec
-	spec   *hostv1.WorkloadSpec
+	*call
+	path string // of the spec
+	spec *hostv1.WorkloadSpec
 	// user of the program; nil: the caller.
 	user     *launch.User
 	sidecars []*sidecar
@@ -72,8 +69,9 @@ type run struct {
 }
 
 // newRun reads and checks everything that needs no agent.
-func (a *App) newRun(path string, command []string) (*run, error) {
-	spec, err := a.readWorkload(path)
+func newRun(c *call) (*run, error) {
+	path, command := c.args[0], c.args[1:]
+	spec, err := c.readWorkload()
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +88,7 @@ func (a *App) newRun(path string, command []string) (*run, error) {
 	if spec.GetExec().GetCommand() == "" {
 		return nil, Usage("%s has no exec block, and there is no command after --", path)
 	}
-	r := &run{App: a, path: path, spec: spec}
+	r := &run{call: c, path: path, spec: spec}
 	if name := spec.GetExec().GetUser(); name != "" {
 		if r.user, err = launch.LookupUser(name); err != nil {
 			return nil, config.Problems{{File: path, Text: "exec: user: " + err.Error()}}
@@ -103,7 +101,7 @@ func (a *App) newRun(path string, command []string) (*run, error) {
 		return nil, Hinted(Coded(launch.CodeNotRun,
 			errors.New("workload run needs root, to bind the volumes in a mount namespace")), "run it with sudo; exec.user in the spec says who runs the program")
 	}
-	r.client, err = a.Client()
+	c.Client, err = c.App.Client()
 	return r, err
 }
 
@@ -143,7 +141,7 @@ func (r *run) run(ctx context.Context) error {
 	if errors.As(err, &failure) {
 		return Coded(failure.Code, err)
 	}
-	return Coded(launch.CodeNotRun, hintStart(ctx, r.client, err, r.spec, r.path))
+	return Coded(launch.CodeNotRun, hintStart(ctx, r.call, err, r.spec, r.path))
 }
 
 // interruptible runs a phase that a terminating signal cancels; r.by is then that signal.
@@ -177,7 +175,7 @@ func (r *run) start(ctx context.Context) (w *hostv1.Workload, err error) {
 	p := r.progress()
 	defer p.close()
 	err = r.interruptible(ctx, func(ctx context.Context) error {
-		w, err = r.App.start(ctx, r.client, p, &hostv1.StartWorkloadRequest{Spec: r.spec, ReleaseWithCaller: true})
+		w, err = r.call.start(ctx, p, &hostv1.StartWorkloadRequest{Spec: r.spec, ReleaseWithCaller: true})
 		return err
 	})
 	return w, err
@@ -197,7 +195,7 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 		p := r.progress()
 		defer p.close()
 		return r.patiently(ctx, p, true, func() error {
-			_, err := r.client.Workloads.RunningWorkload(ctx, &hostv1.RunningWorkloadRequest{
+			_, err := r.Workloads.RunningWorkload(ctx, &hostv1.RunningWorkloadRequest{
 				Namespace: r.spec.GetNamespace(), Id: r.spec.GetId(), Pid: int64(child.PID()),
 			})
 			return err
@@ -272,8 +270,7 @@ func (r *run) release(ctx context.Context) {
 	p := r.progress()
 	defer p.close()
 	err = r.interruptible(ctx, func(ctx context.Context) error {
-		_, err := r.stop(ctx, r.client, p,
-			&hostv1.StopWorkloadRequest{Namespace: r.spec.GetNamespace(), Id: r.spec.GetId()})
+		_, err := r.stop(ctx, p, &hostv1.StopWorkloadRequest{Namespace: r.spec.GetNamespace(), Id: r.spec.GetId()})
 		return err
 	})
 	status := "pannier workload status " + r.spec.GetId()

@@ -156,29 +156,33 @@ func TestPatienceEnds(t *testing.T) {
 	check.NoError(t, err)
 	defer client.Close()
 	var errs bytes.Buffer
-	a := &App{Err: &errs, patience: 300 * time.Millisecond}
+	a := calling(client, &errs, 300*time.Millisecond)
 	p := a.progress()
 	defer p.close()
-	_, err = a.start(t.Context(), client, p, &hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+	_, err = a.start(t.Context(), p, &hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
 		Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "v", Source: "away-v"}},
 	}})
 	if connect.CodeOf(err) != connect.CodeUnavailable || strings.Count(errs.String(), "claim ... failed") < 1 {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}
 	// The command does not wait for a socket that never existed.
-	a.patience = time.Hour
 	none, err := api.New("unix://" + f.socket + ".none")
 	check.NoError(t, err)
-	_, err = a.start(t.Context(), none, p, &hostv1.StartWorkloadRequest{})
+	_, err = calling(none, &errs, time.Hour).start(t.Context(), p, &hostv1.StartWorkloadRequest{})
 	if unreachable := (*api.UnreachableError)(nil); !errors.As(err, &unreachable) {
 		t.Fatal(err)
 	}
 	// The wait ends with the context.
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err = a.stop(ctx, none, p, &hostv1.StopWorkloadRequest{Namespace: "default", Id: "w"}); err == nil {
+	if _, err = calling(none, &errs, time.Hour).stop(ctx, p, &hostv1.StopWorkloadRequest{Namespace: "default", Id: "w"}); err == nil {
 		t.Fatal("no error")
 	}
+}
+
+// calling is a call of an agent that is retried for as long as patience.
+func calling(client *api.Client, errs io.Writer, patience time.Duration) *call {
+	return &call{App: &App{Printer: &Printer{Err: errs}, patience: patience}, Client: client}
 }
 
 // If a call took longer than the command's patience, it is not retried: the agent has retried by itself, for
@@ -188,7 +192,7 @@ func TestPatienceWithAPatientAgent(t *testing.T) {
 	client, err := api.New("unix://" + f.socket)
 	check.NoError(t, err)
 	defer client.Close()
-	a := &App{Err: io.Discard, patience: 50 * time.Millisecond}
+	a := calling(client, io.Discard, 50*time.Millisecond)
 	p := a.progress()
 	defer p.close()
 	calls := 0
@@ -237,10 +241,10 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 	client, err := api.New("unix://" + socket)
 	check.NoError(t, err)
 	defer client.Close()
-	a := &App{Err: io.Discard, patience: 250 * time.Millisecond}
+	a := calling(client, io.Discard, 250*time.Millisecond)
 	p := a.progress()
 	defer p.close()
-	if _, err = a.stop(t.Context(), client, p,
+	if _, err = a.stop(t.Context(), p,
 		&hostv1.StopWorkloadRequest{Namespace: "default", Id: "w"}); err == nil || resets.Load() < 2 {
 		t.Errorf("%v after %d resets, want several", err, resets.Load())
 	}

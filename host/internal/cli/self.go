@@ -6,49 +6,67 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/cli/release"
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 )
 
 func (a *App) selfCommand() *cobra.Command {
-	return a.Noun("self", "This installation of Pannier", a.selfVerify())
-}
-
-func (a *App) selfVerify() *cobra.Command {
 	var given []string
-	cmd := &cobra.Command{
-		Use: "verify", Short: "Compare the installed programs and plugins with their release",
-		Long: `Compare the installed programs and plugins with the checksums of their release, which a
+	return a.noun("self", "This installation of Pannier", []verb{{
+		use: "verify", short: "Compare the installed programs and plugins with their release",
+		long: `Compare the installed programs and plugins with the checksums of their release, which a
 package puts into /usr/lib/pannier/SHA256SUMS, and check the signature of those. No agent and
 no network are needed. What was added must be signed itself, as plugins with a FILE.minisig
 are.
 
 The exit code is 0 only if everything is as it was released. A pannier that was changed on
 purpose can say so, too: docs/releasing.md has the same check by minisign and sha256sum.`,
-		Example: "pannier self verify\npannier self verify -key ours.pub -o json",
-		RunE: a.Do(func(context.Context, []string) error {
-			keys, err := a.releaseKeys(given)
-			if err != nil {
-				return err
-			}
-			exe, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find this program: %w", err)
-			}
-			report, err := release.Verify(exe, keys)
-			return a.showRelease(report, err)
-		}),
+		example: "\n-key ours.pub -o json",
+		flags: func(f *pflag.FlagSet) {
+			f.StringArrayVar(&given, "key", nil,
+				"a minisign public `KEY`, or its file, that counts like the one built into the program;\nmay be given more than once")
+		},
+		local: func(_ context.Context, c *call) error { return verifyRelease(c, given) },
+	}})
+}
+
+func verifyRelease(c *call, given []string) error {
+	keys, err := releaseKeys(c.Options.ReleaseKey, given)
+	if err != nil {
+		return err
 	}
-	cmd.Flags().StringArrayVar(&given, "key", nil,
-		"a minisign public `KEY`, or its file, that counts like the one built into the program;\nmay be given more than once")
-	return cmd
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	r, err := release.Verify(exe, keys)
+	err = c.Print(r, err, func() {
+		t := NewTable("STATE", "PATH", "WHY")
+		for _, f := range r.Files {
+			t.Row(string(f.State), f.Path, f.Why)
+		}
+		switch {
+		case r.Problem != "":
+			c.Note("%s", r.Problem)
+		case r.OK():
+			c.Note("all is as in %s, signed with key %s", r.Release, r.Key)
+		default:
+			c.Note("not all is as in %s, signed with key %s: install its package again", r.Release, r.Key)
+		}
+		c.Show(t)
+	})
+	if err == nil && !r.OK() {
+		return silentExit(ExitError)
+	}
+	return err
 }
 
 // releaseKeys are the key of releases, if there is one, and those that are given.
-func (a *App) releaseKeys(given []string) (keys []signing.Key, err error) {
-	if a.Options.ReleaseKey != "" {
-		key, err := signing.ParseKey(a.Options.ReleaseKey)
+func releaseKeys(builtIn string, given []string) (keys []signing.Key, err error) {
+	if builtIn != "" {
+		key, err := signing.ParseKey(builtIn)
 		if err != nil {
 			return nil, fmt.Errorf("the key built into this program: %w", err)
 		}
@@ -68,26 +86,4 @@ func (a *App) releaseKeys(given []string) (keys []signing.Key, err error) {
 		keys = append(keys, key)
 	}
 	return keys, nil
-}
-
-func (a *App) showRelease(r release.Report, err error) error {
-	err = a.Print(r, err, func() {
-		t := NewTable("STATE", "PATH", "WHY")
-		for _, f := range r.Files {
-			t.Row(string(f.State), f.Path, f.Why)
-		}
-		switch {
-		case r.Problem != "":
-			a.Note("%s", r.Problem)
-		case r.OK():
-			a.Note("all is as in %s, signed with key %s", r.Release, r.Key)
-		default:
-			a.Note("not all is as in %s, signed with key %s: install its package again", r.Release, r.Key)
-		}
-		a.Show(t)
-	})
-	if err == nil && !r.OK() {
-		return silentExit(ExitError)
-	}
-	return err
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/config"
@@ -29,7 +31,7 @@ const (
 )
 
 func (a *App) setupCommand() *cobra.Command {
-	return a.Noun("setup", "Set up what Pannier needs elsewhere", a.setupConsul())
+	return a.noun("setup", "Set up what Pannier needs elsewhere", []verb{setupVerb()})
 }
 
 // setupFlags are those of setup consul.
@@ -42,11 +44,11 @@ type setupFlags struct {
 	jwksURL, jwksCA                                              string
 }
 
-func (a *App) setupConsul() *cobra.Command {
+func setupVerb() verb {
 	var f setupFlags
-	cmd := &cobra.Command{
-		Use: "consul", Short: "Set up Consul's ACLs for this host",
-		Long: `Set up Consul's ACLs for this host, by the consul block of the agent's configuration: its
+	return verb{
+		use: "consul", short: "Set up Consul's ACLs for this host",
+		long: `Set up Consul's ACLs for this host, by the consul block of the agent's configuration: its
 token in token_file, and where the tokens of services come from:
 
   -login   the auth method auth_method (default pannier), with this host's public key, and a
@@ -71,33 +73,34 @@ runs.
 
 The exit code is 0 if all is well, and 1 if -check finds something missing or different, if Consul
 cannot fetch the keys, or if a rotation of the key is stuck.`,
-		Example: "pannier setup consul\n" +
-			"pannier setup consul -services 'default=web,db,shop-*' -services 'dev=*' -dry-run",
+		example: "\n-services 'default=web,db,shop-*' -services 'dev=*' -dry-run",
+		flags: func(flags *pflag.FlagSet) {
+			flags.StringArrayVar(&f.paths, "config", nil,
+				"`PATH` of the agent's configuration; may be given more than once (default "+config.SystemDir+", if it is there)")
+			flags.StringVar(&f.name, "consul", service.DefaultConsul, "the `NAME` of the consul block")
+			flags.BoolVar(&f.login, "login", false, "services get their tokens by login")
+			flags.BoolVar(&f.minted, "minted", false, "services get minted tokens")
+			flags.BoolVar(&f.gateways, "gateways", false, "the host's token may write what ingress and terminating gateways need")
+			flags.BoolVar(&f.intentions, "intentions", false, "the host's token may say who may call a service")
+			flags.StringArrayVar(&f.services, "services", nil, "which services a namespace's workloads may be by login, as "+
+				"`NAMESPACE=NAME,...` with * for\nany text; may be given more than once (default: as Consul has it, or default=*)")
+			flags.StringVar(&f.jwksURL, "jwks-url", "", "Consul fetches the public keys from this `URL`, instead of having them")
+			flags.StringVar(&f.jwksCA, "jwks-ca", "", "a `FILE` with the CA certificates for that URL")
+			flags.BoolVar(&f.rotateKey, "rotate-key", false, "replace the key that signs, with an overlap")
+			flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
+			flags.BoolVar(&f.checks, "check", false, "only show what is missing or different")
+			flags.BoolVar(&f.destroy, "destroy", false, "remove what this command has made, for all hosts of this Consul")
+		},
+		apart: [][]string{
+			{"login", "minted"},
+			{"dry-run", "check"},
+			{"destroy", "check"},
+			{"rotate-key", "minted"},
+			{"rotate-key", "destroy"},
+			{"rotate-key", "check"},
+		},
+		local: func(ctx context.Context, c *call) error { return runSetup(ctx, c, &f) },
 	}
-	flags := cmd.Flags()
-	flags.StringArrayVar(&f.paths, "config", nil,
-		"`PATH` of the agent's configuration; may be given more than once (default "+config.SystemDir+", if it is there)")
-	flags.StringVar(&f.name, "consul", service.DefaultConsul, "the `NAME` of the consul block")
-	flags.BoolVar(&f.login, "login", false, "services get their tokens by login")
-	flags.BoolVar(&f.minted, "minted", false, "services get minted tokens")
-	flags.BoolVar(&f.gateways, "gateways", false, "the host's token may write what ingress and terminating gateways need")
-	flags.BoolVar(&f.intentions, "intentions", false, "the host's token may say who may call a service")
-	flags.StringArrayVar(&f.services, "services", nil, "which services a namespace's workloads may be by login, as "+
-		"`NAMESPACE=NAME,...` with * for\nany text; may be given more than once (default: as Consul has it, or default=*)")
-	flags.StringVar(&f.jwksURL, "jwks-url", "", "Consul fetches the public keys from this `URL`, instead of having them")
-	flags.StringVar(&f.jwksCA, "jwks-ca", "", "a `FILE` with the CA certificates for that URL")
-	flags.BoolVar(&f.rotateKey, "rotate-key", false, "replace the key that signs, with an overlap")
-	flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
-	flags.BoolVar(&f.checks, "check", false, "only show what is missing or different")
-	flags.BoolVar(&f.destroy, "destroy", false, "remove what this command has made, for all hosts of this Consul")
-	cmd.MarkFlagsMutuallyExclusive("login", "minted")
-	cmd.MarkFlagsMutuallyExclusive("dry-run", "check")
-	cmd.MarkFlagsMutuallyExclusive("destroy", "check")
-	for _, other := range []string{"minted", "destroy", "check"} {
-		cmd.MarkFlagsMutuallyExclusive("rotate-key", other)
-	}
-	cmd.RunE = a.Do(func(ctx context.Context, _ []string) error { return a.runSetup(ctx, &f) })
-	return cmd
 }
 
 // setupInput is the input of `sids setup`.
@@ -131,7 +134,7 @@ type setupReport struct {
 	Error  string             `json:"error,omitempty"`
 }
 
-func (a *App) runSetup(ctx context.Context, f *setupFlags) error {
+func runSetup(ctx context.Context, c *call, f *setupFlags) error {
 	f.paths = config.Installed(f.paths)
 	cfg, err := config.Load(config.Source{Paths: f.paths})
 	if err != nil {
@@ -141,12 +144,12 @@ func (a *App) runSetup(ctx context.Context, f *setupFlags) error {
 	if err != nil {
 		return err
 	}
-	report, err := a.setUp(ctx, cfg, in, f.rotateKey)
-	return a.showSetup(report, err)
+	report, err := setUp(ctx, c.App, cfg, in, f.rotateKey)
+	return showSetup(c.Printer, report, err)
 }
 
 // setUp completes the plugin's input and runs it. rotate begins to replace the key that signs, unless that has begun.
-func (a *App) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotate bool,
+func setUp(ctx context.Context, a *App, cfg *config.Agent, in setupInput, rotate bool,
 ) (report setupReport, err error) {
 	checksum := ""
 	for _, p := range cfg.Plugins {
@@ -159,9 +162,9 @@ func (a *App) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotat
 		return report, err
 	}
 	if in.Minted || in.Destroy {
-		return a.runSids(ctx, binary, in)
+		return runSids(ctx, a.Err, binary, in)
 	}
-	keys, err := a.newSigningKeys(cfg)
+	keys, err := newSigningKeys(a, cfg)
 	if err != nil {
 		return report, err
 	}
@@ -175,7 +178,7 @@ func (a *App) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotat
 	case err != nil:
 		in.NoKeys = err.Error()
 	}
-	if report, err = a.runSids(ctx, binary, in); err != nil || report.Error != "" {
+	if report, err = runSids(ctx, a.Err, binary, in); err != nil || report.Error != "" {
 		return report, err
 	}
 	if rotate && in.Mode == setupApply {
@@ -270,7 +273,7 @@ func servicePatterns(flags []string) (map[string][]string, error) {
 }
 
 // runSids runs the plugin's binary. The token goes through a pipe, and nothing of the environment.
-func (a *App) runSids(ctx context.Context, binary string, in setupInput) (setupReport, error) {
+func runSids(ctx context.Context, errs io.Writer, binary string, in setupInput) (setupReport, error) {
 	var report setupReport
 	text, err := json.Marshal(in)
 	if err != nil {
@@ -278,7 +281,7 @@ func (a *App) runSids(ctx context.Context, binary string, in setupInput) (setupR
 	}
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, binary, "setup")
-	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = []string{}, bytes.NewReader(text), &out, a.Err
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = []string{}, bytes.NewReader(text), &out, errs
 	if err := cmd.Run(); err != nil {
 		return report, fmt.Errorf("run %s setup: %w", binary, err)
 	}
@@ -288,13 +291,13 @@ func (a *App) runSids(ctx context.Context, binary string, in setupInput) (setupR
 	return report, nil
 }
 
-func (a *App) showSetup(r setupReport, err error) error {
-	err = a.Print(r, err, func() {
+func showSetup(p *Printer, r setupReport, err error) error {
+	err = p.Print(r, err, func() {
 		for _, s := range r.Steps {
-			a.Say("%s: %s", s.Object, s.Text)
+			p.Say("%s: %s", s.Object, s.Text)
 		}
 		if r.Config != "" {
-			a.write("\nThe agent's configuration needs, and then the agent a restart:\n\n" + r.Config)
+			p.write("\nThe agent's configuration needs, and then the agent a restart:\n\n" + r.Config)
 		}
 	})
 	if err != nil {

@@ -29,7 +29,7 @@ type signingKeys struct {
 }
 
 // newSigningKeys makes a client of the agent on this machine.
-func (a *App) newSigningKeys(cfg *config.Agent) (*signingKeys, error) {
+func newSigningKeys(a *App, cfg *config.Agent) (*signingKeys, error) {
 	secret, err := a.token()
 	if err != nil {
 		return nil, Usage("%w", err)

@@ -8,32 +8,35 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/pannier/pannier/host/internal/cli/bundle"
 	"github.com/pannier/pannier/host/internal/system/events"
 	escape "github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // watchInterval is the pause between two screens.
 const watchInterval = 2 * time.Second
 
-func (a *App) statusCommand() *cobra.Command {
+func statusVerb() verb {
 	var watch bool
 	var node string
-	cmd := &cobra.Command{
-		Use: "status", Short: "Show the whole host on one screen",
-		Example: "pannier status\npannier status -watch\npannier status -node n2",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
+	return verb{
+		use: "status", short: "Show the whole host on one screen", example: "\n-watch\n-node n2",
+		flags: func(f *pflag.FlagSet) {
+			f.BoolVarP(&watch, "watch", "w", false, "show it again every "+watchInterval.String()+", until an interrupt")
+			nodeFlag(f, &node)
+		},
+		run: func(ctx context.Context, c *call) error {
 			for {
-				resp, err := client.Agent.Status(ctx, &hostv1.StatusRequest{Node: node})
-				err = a.Print(resp, err, func() {
-					if watch && isTerminal(a.Out) {
-						a.write("\x1b[H\x1b[2J") // empty it (ECMA-48, CUP and ED)
+				resp, err := c.Agent.Status(ctx, &hostv1.StatusRequest{Node: node})
+				err = c.Print(resp, err, func() {
+					if watch && isTerminal(c.Out) {
+						c.write("\x1b[H\x1b[2J") // empty it (ECMA-48, CUP and ED)
 					}
-					a.showStatus(resp)
+					showStatus(c.Printer, resp)
 				})
 				if !watch || err != nil && ctx.Err() == nil {
 					return err
@@ -44,14 +47,11 @@ func (a *App) statusCommand() *cobra.Command {
 					return nil // watching ends by an interrupt
 				}
 			}
-		}),
+		},
 	}
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every "+watchInterval.String()+", until an interrupt")
-	nodeFlag(cmd, &node)
-	return cmd
 }
 
-func (a *App) showStatus(s *hostv1.StatusResponse) {
+func showStatus(p *Printer, s *hostv1.StatusResponse) {
 	t := NewTable()
 	state := Cell{"ready", Green}
 	if !s.GetReady() {
@@ -79,17 +79,17 @@ func (a *App) showStatus(s *hostv1.StatusResponse) {
 	for _, r := range s.GetReleases() {
 		t.Row("Not released", Cell{fmt.Sprintf("workload %q, %s", r.GetWorkload(), releaseText(r)), Yellow})
 	}
-	a.Show(t)
-	a.heading("Plugins")
-	a.showPlugins(s.GetPlugins())
-	a.heading("Drivers")
-	a.showDrivers(s.GetDrivers())
+	p.Show(t)
+	p.heading("Plugins")
+	showPlugins(p, s.GetPlugins())
+	p.heading("Drivers")
+	driverColumns.show(p, s.GetDrivers())
 	if len(s.GetDevices()) > 0 {
-		a.heading("Devices")
-		a.showDevices(s.GetDevices())
+		p.heading("Devices")
+		deviceColumns.show(p, s.GetDevices())
 	}
 	for _, leftover := range s.GetLeftovers() {
-		a.Note("warning: %s belongs to no known workload; inspect it, then unmount or remove it", leftover)
+		p.Note("warning: %s belongs to no known workload; inspect it, then unmount or remove it", leftover)
 	}
 }
 
@@ -105,36 +105,37 @@ func releaseText(r *hostv1.Release) string {
 // keptEvents is how many events an agent keeps.
 const keptEvents = events.DefaultSize
 
-func (a *App) eventsCommand() *cobra.Command {
+func eventsVerb() verb {
 	req := &hostv1.EventsRequest{}
+	var given *pflag.FlagSet
 	var since string
-	cmd := &cobra.Command{
-		Use: "events", Short: "Show what happened on the host",
-		Long: `Show the last events of the host, also those of before its agent was restarted, and with
+	return verb{
+		use: "events", short: "Show what happened on the host",
+		long: `Show the last events of the host, also those of before its agent was restarted, and with
 -follow new ones as they happen. The agent keeps the last 1000. With -o json each event is one
 line.`,
-		Example: `pannier events -recent 50 -follow
-pannier events -since 2h -topic volume -topic claim`,
+		example: "-recent 50 -follow\n-since 2h -topic volume -topic claim",
+		flags: func(f *pflag.FlagSet) {
+			given = f
+			f.BoolVarP(&req.Follow, "follow", "f", false, "go on with new events")
+			f.Int32Var(&req.Recent, "recent", 20,
+				"how many of the last events to show first, at most 1000; with -since all of them, unless it is given")
+			f.StringVar(&since, "since", "", "show events since a `TIME` (RFC 3339), or a duration ago, such as 90m")
+			f.StringArrayVar(&req.Topics, "topic", nil, "show events of a `TOPIC` only: "+strings.Join(events.Topics, ", ")+
+				"; may be given more than once")
+			nodeFlag(f, &req.Node)
+		},
+		run: func(ctx context.Context, c *call) (err error) {
+			if req.Since, err = sinceTime(since, time.Now()); err != nil {
+				return Usage("-since: %w", err)
+			}
+			if req.Since != nil && !given.Changed("recent") {
+				req.Recent = keptEvents
+			}
+			stream, err := c.Agent.Events(ctx, req)
+			return each(ctx, stream, err, c.showEvent)
+		},
 	}
-	flags := cmd.Flags()
-	flags.BoolVarP(&req.Follow, "follow", "f", false, "go on with new events")
-	flags.Int32Var(&req.Recent, "recent", 20,
-		"how many of the last events to show first, at most 1000; with -since all of them, unless it is given")
-	flags.StringVar(&since, "since", "", "show events since a `TIME` (RFC 3339), or a duration ago, such as 90m")
-	flags.StringArrayVar(&req.Topics, "topic", nil, "show events of a `TOPIC` only: "+strings.Join(events.Topics, ", ")+
-		"; may be given more than once")
-	nodeFlag(cmd, &req.Node)
-	cmd.RunE = a.WithClient(func(ctx context.Context, client *api.Client, _ []string) (err error) {
-		if req.Since, err = sinceTime(since, time.Now()); err != nil {
-			return Usage("-since: %w", err)
-		}
-		if req.Since != nil && !flags.Changed("recent") {
-			req.Recent = keptEvents
-		}
-		stream, err := client.Agent.Events(ctx, req)
-		return each(ctx, stream, err, a.showEvent)
-	})
-	return cmd
 }
 
 // sinceTime reads a time, or a duration before now; nil for an empty text.
@@ -152,12 +153,50 @@ func sinceTime(text string, now time.Time) (*timestamppb.Timestamp, error) {
 	return timestamppb.New(at), nil
 }
 
-func (a *App) showEvent(m *hostv1.EventsResponse) error {
+func (p *Printer) showEvent(m *hostv1.EventsResponse) error {
 	e := m.GetEvent()
 	line := fmt.Sprintf("%s  %-8s  %-12s  %s  %s", e.GetTime().AsTime().Local().Format(time.DateTime),
 		e.GetTopic(), e.GetType(), e.GetSubject(), e.GetMessage())
 	if details := joinMap(e.GetDetails()); details != "" {
 		line += "  " + details
 	}
-	return a.printLine(e, func() { a.Say("%s", line) })
+	return p.printLine(e, func() { p.Say("%s", line) })
+}
+
+func monitorVerb() verb {
+	req := &hostv1.MonitorRequest{}
+	return verb{
+		use: "monitor", short: "Follow the agent's log, at a level of its own", example: "-log-level debug",
+		long: `Follow the log of an agent from now on, until it is interrupted. -log-level changes nothing of what
+the agent itself writes. Lines with a secret that is known here (see pannier debug) are left out. Who
+reads too slowly loses lines, and is told how many; the agent does not wait.`,
+		flags: func(f *pflag.FlagSet) {
+			f.StringVar(&req.LogLevel, "log-level", "info", "the least `LEVEL` to show: trace, debug, info, warn or error")
+		},
+		run: func(ctx context.Context, c *call) error {
+			token, err := c.token()
+			if err != nil {
+				return err
+			}
+			var secrets bundle.Bundle // for the search only
+			secrets.Secret("the token of this command", token)
+			stream, err := c.Agent.Monitor(ctx, req)
+			return each(ctx, stream, err, func(m *hostv1.MonitorResponse) error {
+				for _, path := range m.GetSecretFiles() {
+					secrets.SecretFile(path)
+				}
+				if m.GetLost() > 0 {
+					c.Note("%s lost, because they were read too slowly", Was(m.GetLost(), "line"))
+				}
+				if whose := secrets.Reveals([]byte(m.GetLine())); whose != "" {
+					c.Note("a line is left out, because it has a secret in it: %s", whose)
+					m.Line = ""
+				}
+				if m.GetLine() == "" {
+					return nil
+				}
+				return c.showLogLine(m)
+			})
+		},
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/sdk/api"
@@ -25,9 +26,23 @@ const (
 )
 
 func (a *App) tlsCommand() *cobra.Command {
-	return a.Noun("tls", "Certificates of hosts",
-		a.Noun("ca", "The authority that signs them", a.tlsCACreate()),
-		a.Noun("cert", "Certificates of servers, nodes and callers", a.tlsCertCreate(), a.tlsCertInspect()))
+	return a.noun("tls", "Certificates of hosts", nil,
+		a.noun("ca", "The authority that signs them", []verb{authorityVerb()}),
+		a.noun("cert", "Certificates of servers, nodes and callers", []verb{certVerb(), {
+			use: "inspect FILE", short: "Show whose a certificate is, and until when", example: "dc1-node-web-1.pem",
+			long: `Show whose a certificate is, and until when. The exit code is 4 when no agent would accept
+it.`,
+			local: func(_ context.Context, c *call) error {
+				d, err := pki.Describe(c.args[0])
+				if err != nil {
+					return err
+				}
+				if err := showCert(c, d); err != nil || d.Problem == "" {
+					return err
+				}
+				return refused(fmt.Errorf("no agent accepts this certificate: %s", d.Problem))
+			},
+		}}))
 }
 
 // tlsFromEnvironment returns the settings for calls over https.
@@ -39,15 +54,19 @@ func tlsFromEnvironment() api.TLS {
 	}
 }
 
-func (a *App) tlsCACreate() *cobra.Command {
+func authorityVerb() verb {
 	var dir string
 	var days int
-	cmd := &cobra.Command{
-		Use: "create", Short: "Make a certificate authority, once for a cluster",
-		Long: `Make a certificate authority, once for a cluster. Its certificate (ca.pem) goes to every
+	return verb{
+		use: "create", short: "Make a certificate authority, once for a cluster",
+		long: `Make a certificate authority, once for a cluster. Its certificate (ca.pem) goes to every
 host, as tls { ca_file }. Whoever has its key (ca-key.pem) can be every host: keep it off
 them. No file is overwritten. It needs no agent.`,
-		RunE: a.Do(func(context.Context, []string) error {
+		flags: func(f *pflag.FlagSet) {
+			f.StringVar(&dir, "dir", ".", "the `FOLDER` for the files")
+			f.IntVar(&days, "days", authorityDays, "for how many days (`N`) it is valid")
+		},
+		local: func(_ context.Context, c *call) error {
 			validity, err := validity(days)
 			if err != nil {
 				return err
@@ -56,16 +75,9 @@ them. No file is overwritten. It needs no agent.`,
 			if err != nil {
 				return err
 			}
-			cert, key := filepath.Join(dir, authorityFile), filepath.Join(dir, authorityKeyFile)
-			if err := made.Write(cert, key); err != nil {
-				return refused(err)
-			}
-			return a.showMade(cert, key)
-		}),
+			return writeMade(c, made, filepath.Join(dir, authorityFile), filepath.Join(dir, authorityKeyFile))
+		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", ".", "the `FOLDER` for the files")
-	cmd.Flags().IntVar(&days, "days", authorityDays, "for how many days (`N`) it is valid")
-	return cmd
 }
 
 // certFlags describe the certificate to make.
@@ -77,11 +89,11 @@ type certFlags struct {
 	authority, authorityKey, dir string
 }
 
-func (a *App) tlsCertCreate() *cobra.Command {
-	var f certFlags
-	cmd := &cobra.Command{
-		Use: "create -server|-node|-cli -name NAME", Short: "Make a certificate and its key",
-		Long: `Make a certificate and its key, in DATACENTER-ROLE-NAME.pem and -key.pem. The role says
+func certVerb() verb {
+	var cert certFlags
+	return verb{
+		use: "create -server|-node|-cli -name NAME", short: "Make a certificate and its key",
+		long: `Make a certificate and its key, in DATACENTER-ROLE-NAME.pem and -key.pem. The role says
 what its holder may do:
 
   -server  keep the ledger, and all that a node may
@@ -90,10 +102,12 @@ what its holder may do:
 
 The name of a server or a node is its name in the agent's configuration. No file is
 overwritten. It needs no agent.`,
-		Example: "pannier tls cert create -node -name web-1",
-		RunE:    a.Do(func(context.Context, []string) error { return a.createCert(&f) }),
+		example: "-node -name web-1", flags: cert.flags, needs: []string{"name"},
+		local: func(_ context.Context, c *call) error { return createCert(c, &cert) },
 	}
-	flags := cmd.Flags()
+}
+
+func (f *certFlags) flags(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.server, "server", false, "for a server")
 	flags.BoolVar(&f.node, "node", false, "for a node that is no server")
 	flags.BoolVar(&f.cli, "cli", false, "for callers of the API")
@@ -105,11 +119,9 @@ overwritten. It needs no agent.`,
 	flags.StringVar(&f.authority, "ca", authorityFile, "the `FILE` with the authority's certificate")
 	flags.StringVar(&f.authorityKey, "ca-key", authorityKeyFile, "the `FILE` with the authority's key")
 	flags.StringVar(&f.dir, "dir", ".", "the `FOLDER` for the files")
-	require(cmd, "name")
-	return cmd
 }
 
-func (a *App) createCert(f *certFlags) error {
+func createCert(c *call, f *certFlags) error {
 	request, err := f.request()
 	if err != nil {
 		return err
@@ -123,11 +135,7 @@ func (a *App) createCert(f *certFlags) error {
 		return Usage("%w", err)
 	}
 	base := filepath.Join(f.dir, fmt.Sprintf("%s-%s-%s", request.DC, request.Role, request.Name))
-	cert, key := base+".pem", base+"-key.pem"
-	if err := made.Write(cert, key); err != nil {
-		return refused(err)
-	}
-	return a.showMade(cert, key)
+	return writeMade(c, made, base+".pem", base+"-key.pem")
 }
 
 // request returns what the flags ask for.
@@ -166,37 +174,21 @@ func validity(days int) (time.Duration, error) {
 // refused wraps an error with the exit code of a refusal.
 func refused(err error) error { return Coded(ExitRefused, err) }
 
-// showMade names the files that were made.
-func (a *App) showMade(cert, key string) error {
+// writeMade writes a certificate and its key, and names the files.
+func writeMade(c *call, made pki.Issued, cert, key string) error {
+	if err := made.Write(cert, key); err != nil {
+		return refused(err)
+	}
 	t := NewTable("FILE", "WHAT")
 	t.Row(cert, "certificate")
 	t.Row(key, "private key")
-	return a.Print(struct {
+	return c.Tables(struct {
 		Cert string `json:"cert_file"`
 		Key  string `json:"key_file"`
-	}{cert, key}, nil, func() { a.Show(t) })
+	}{cert, key}, nil, t)
 }
 
-func (a *App) tlsCertInspect() *cobra.Command {
-	return &cobra.Command{
-		Use: "inspect FILE", Short: "Show whose a certificate is, and until when",
-		Long: `Show whose a certificate is, and until when. The exit code is 4 when no agent would accept
-it.`,
-		Example: "pannier tls cert inspect dc1-node-web-1.pem",
-		RunE: a.Do(func(_ context.Context, args []string) error {
-			d, err := pki.Describe(args[0])
-			if err != nil {
-				return err
-			}
-			if err := a.showCert(d); err != nil || d.Problem == "" {
-				return err
-			}
-			return refused(fmt.Errorf("no agent accepts this certificate: %s", d.Problem))
-		}),
-	}
-}
-
-func (a *App) showCert(d pki.Description) error {
+func showCert(c *call, d pki.Description) error {
 	role := string(d.Identity.Role)
 	if d.Authority {
 		role = "authority"
@@ -223,5 +215,5 @@ func (a *App) showCert(d pki.Description) error {
 	t.Row("Valid until", d.NotAfter.UTC().Format(time.RFC3339))
 	t.Row("DNS", strings.Join(d.DNS, ", "))
 	t.Row("IP", strings.Join(d.IP, ", "))
-	return a.Print(cert, nil, func() { a.Show(t) })
+	return c.Tables(cert, nil, t)
 }

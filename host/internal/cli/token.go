@@ -8,56 +8,61 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *App) tokenCommand() *cobra.Command {
-	return a.Noun("token", "Consul tokens of workloads' services",
-		a.tokenList(), a.tokenInspect(), a.tokenSweep())
-}
-
-func (a *App) tokenList() *cobra.Command {
+	read, sweep := &hostv1.ReadOptions{}, &hostv1.SweepTokensRequest{}
 	var workload string
-	var read hostv1.ReadOptions
-	cmd := &cobra.Command{
-		Use: "list", Short: "List the Consul tokens of workloads' services",
-		Long: `List the Consul tokens of workloads' services, by accessor, including those that Consul has
+	return a.noun("token", "Consul tokens of workloads' services", []verb{
+		{
+			use: "list", short: "List the Consul tokens of workloads' services", example: "-workload web",
+			long: `List the Consul tokens of workloads' services, by accessor, including those that Consul has
 not confirmed yet. ORPHAN says that the workload is gone and the next sweep revokes the
 token.`,
-		Example: "pannier token list -workload web",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{
-				Namespace: a.namespaceOr("*"), Workload: workload, Read: &read,
-			})
-			return a.Print(resp, err, func() { a.showTokens(resp.GetTokens()) })
-		}),
-	}
-	cmd.Flags().StringVar(&workload, "workload", "", "only those of the workload with this `ID`")
-	staleFlag(cmd, &read)
-	return cmd
-}
-
-func (a *App) tokenInspect() *cobra.Command {
-	return &cobra.Command{
-		Use: "inspect SPEC|ID", Short: "Ask Consul about the tokens of a workload's services, now",
-		Long: `Ask this node's Consul agent about the tokens of the services of a workload that runs on this
+			flags: func(f *pflag.FlagSet) {
+				f.StringVar(&workload, "workload", "", "only those of the workload with this `ID`")
+				staleFlag(f, read)
+			},
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{
+					Namespace: c.namespaceOr("*"), Workload: workload, Read: read,
+				})
+				return list(c.Printer, resp, err, resp.GetTokens(), tokenColumns)
+			},
+		},
+		{
+			use: "inspect SPEC|ID", short: "Ask Consul about the tokens of a workload's services, now", example: "web",
+			long: `Ask this node's Consul agent about the tokens of the services of a workload that runs on this
 node, now. The agent itself looks every five minutes. The exit code is 1 unless all are valid.`,
-		Example: "pannier token inspect web",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			namespace, id, err := a.specOrID(args[0])
-			if err != nil {
-				return err
-			}
-			resp, err := client.Workloads.GetWorkload(ctx,
-				&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Tokens: true})
-			tokens := resp.GetTokens()
-			err = a.Print(&hostv1.GetWorkloadResponse{Tokens: tokens}, err, func() { a.showInspected(tokens) })
-			return cmp.Or(err, inspectionError(tokens))
-		}),
-	}
+			run: func(ctx context.Context, c *call) error {
+				namespace, id, err := c.specOrID()
+				if err != nil {
+					return err
+				}
+				resp, err := c.Workloads.GetWorkload(ctx,
+					&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Tokens: true})
+				tokens := resp.GetTokens()
+				err = list(c.Printer, &hostv1.GetWorkloadResponse{Tokens: tokens}, err, tokens, inspectedColumns)
+				return cmp.Or(err, inspectionError(tokens))
+			},
+		},
+		{
+			use: "sweep", short: "Revoke the tokens whose workload is gone, now", example: "-dry-run",
+			long: `Revoke the tokens whose workload is gone, now: those in the ledger, and
+those of this cluster that only Consul has. The leader does so periodically. The exit code is
+1 when a token could not be revoked or a Consul not be asked; it is retried automatically.`,
+			flags: func(f *pflag.FlagSet) { f.BoolVar(&sweep.DryRun, "dry-run", false, "only show what would be revoked") },
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Tokens.SweepTokens(ctx, sweep)
+				err = list(c.Printer, resp, err, resp.GetTokens(), sweptColumns(sweep.DryRun))
+				return cmp.Or(err, sweepError(c, resp, sweep.DryRun))
+			},
+		},
+	})
 }
 
 // inspectionError is the error if a token is not valid.
@@ -77,28 +82,10 @@ func inspectionError(tokens []*hostv1.InspectedToken) error {
 	return nil
 }
 
-func (a *App) tokenSweep() *cobra.Command {
-	var dryRun bool
-	cmd := &cobra.Command{
-		Use: "sweep", Short: "Revoke the tokens whose workload is gone, now",
-		Long: `Revoke the tokens whose workload is gone, now: those in the ledger, and
-those of this cluster that only Consul has. The leader does so periodically. The exit code is
-1 when a token could not be revoked or a Consul not be asked; it is retried automatically.`,
-		Example: "pannier token sweep -dry-run",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Tokens.SweepTokens(ctx, &hostv1.SweepTokensRequest{DryRun: dryRun})
-			err = a.Print(resp, err, func() { a.showSwept(resp.GetTokens(), dryRun) })
-			return cmp.Or(err, a.sweepError(resp, dryRun))
-		}),
-	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be revoked")
-	return cmd
-}
-
 // sweepError returns what a sweep could not do.
-func (a *App) sweepError(m *hostv1.SweepTokensResponse, dryRun bool) error {
+func sweepError(c *call, m *hostv1.SweepTokensResponse, dryRun bool) error {
 	for _, problem := range m.GetProblems() {
-		a.Note("warning: not all tokens were seen: %s", problem)
+		c.Note("warning: not all tokens were seen: %s", problem)
 	}
 	for _, t := range m.GetTokens() {
 		if !dryRun && !t.GetRevoked() {
@@ -113,22 +100,22 @@ func (a *App) sweepError(m *hostv1.SweepTokensResponse, dryRun bool) error {
 	return nil
 }
 
-func (a *App) showTokens(tokens []*hostv1.Token) {
-	t := NewTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "AGE", "EXPIRES", "ORPHAN")
-	for _, k := range tokens {
+var tokenColumns = columns[*hostv1.Token]{
+	[]string{"WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "AGE", "EXPIRES", "ORPHAN"},
+	func(t *Table, k *hostv1.Token) {
 		orphan := Cell{"no", ""}
 		if k.GetOrphan() {
 			orphan = Cell{"yes", Yellow}
 		}
 		t.Row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k),
 			age(k.GetCreatedAt()), ahead(k.GetExpiresAt()), orphan)
-	}
-	a.List(t, "no tokens; a service with a connect block is given one when its workload starts")
+	},
+	"no tokens; a service with a connect block is given one when its workload starts",
 }
 
-func (a *App) showInspected(tokens []*hostv1.InspectedToken) {
-	t := NewTable("SERVICE", "CONSUL", "ACCESSOR", "EXPIRES", "STATE", "ERROR")
-	for _, k := range tokens {
+var inspectedColumns = columns[*hostv1.InspectedToken]{
+	[]string{"SERVICE", "CONSUL", "ACCESSOR", "EXPIRES", "STATE", "ERROR"},
+	func(t *Table, k *hostv1.InspectedToken) {
 		state := Cell{k.GetState(), Red}
 		switch k.GetState() {
 		case "valid":
@@ -138,26 +125,25 @@ func (a *App) showInspected(tokens []*hostv1.InspectedToken) {
 		}
 		t.Row(k.GetToken().GetService(), k.GetToken().GetConsul(), k.GetToken().GetAccessor(),
 			ahead(k.GetToken().GetExpiresAt()), state, k.GetError())
-	}
-	a.List(t, "no service of the workload has a token; one with a connect block has")
+	},
+	"no service of the workload has a token; one with a connect block has",
 }
 
-func (a *App) showSwept(swept []*hostv1.SweptToken, dryRun bool) {
-	t := NewTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "REVOKED", "REASON")
-	for _, s := range swept {
-		k, revoked, reason := s.GetToken(), Cell{"yes", Green}, s.GetReason()
-		switch {
-		case dryRun:
-			revoked = Cell{"not yet", Yellow}
-		case !s.GetRevoked():
-			revoked = Cell{"no", Red}
-		}
-		if s.GetError() != "" {
-			reason += "; " + s.GetError()
-		}
-		t.Row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k), revoked, reason)
+func sweptColumns(dryRun bool) columns[*hostv1.SweptToken] {
+	return columns[*hostv1.SweptToken]{
+		[]string{"WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "REVOKED", "REASON"},
+		func(t *Table, s *hostv1.SweptToken) {
+			k, revoked, reason := s.GetToken(), yesOr(s.GetRevoked(), Red), s.GetReason()
+			if dryRun {
+				revoked = Cell{"not yet", Yellow}
+			}
+			if s.GetError() != "" {
+				reason += "; " + s.GetError()
+			}
+			t.Row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k), revoked, reason)
+		},
+		"nothing to revoke: every token's workload exists",
 	}
-	a.List(t, "nothing to revoke: every token's workload exists")
 }
 
 // accessor returns a token's accessor in Consul. A minted token's is its id in the ledger, and

@@ -6,51 +6,56 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
-	"github.com/pannier/pannier/cluster/claim"
 	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) volumeDetach() *cobra.Command {
+func detachVerb() verb {
 	var force bool
 	var timeout time.Duration
-	cmd := &cobra.Command{
-		Use: "detach ID NODE", Short: "Release every claim of a volume on a node",
-		Long: `Release every claim of a volume on a node, and show what became of each. While it waits it
+	return verb{
+		use: "detach ID NODE", short: "Release every claim of a volume on a node", example: "-timeout 30s data web-1",
+		long: `Release every claim of a volume on a node, and show what became of each. While it waits it
 says for what. The exit code is 1 when a claim is left, or after -timeout; the release
 goes on then. -force frees the claims of a node that you know is down.`,
-		Example: "pannier volume detach -timeout 30s data web-1",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+		flags: func(f *pflag.FlagSet) {
+			f.BoolVar(&force, "force", false, "free the claims of a node that you know is down; your name is recorded")
+			f.DurationVar(&timeout, "timeout", 0, "wait no longer than this `duration`, such as 30s; 0: until it is released")
+		},
+		run: func(ctx context.Context, c *call) error {
 			if timeout < 0 {
 				return Usage("-timeout: not less than 0")
 			}
-			resp, err := a.detach(ctx, client, &hostv1.DetachVolumeRequest{
-				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Node: args[1], Force: force,
+			resp, err := detach(ctx, c, &hostv1.DetachVolumeRequest{
+				Namespace: c.inNamespace(), Id: c.args[0], Node: c.args[1], Force: force,
 			}, timeout)
-			err = a.Print(resp, err, func() { a.showDetached(args[0], args[1], resp.GetClaims()) })
-			for _, c := range resp.GetClaims() {
-				if err == nil && !c.GetReleased() {
+			err = list(c.Printer, resp, err, resp.GetClaims(), columns[*hostv1.DetachedClaim]{
+				[]string{"WORKLOAD", "MODE", "STATE BEFORE", "RELEASED", "MESSAGE"},
+				func(t *Table, d *hostv1.DetachedClaim) {
+					t.Row(d.GetClaim().GetWorkload(), d.GetClaim().GetMode(), d.GetClaim().GetState(),
+						yesOr(d.GetReleased(), Red), d.GetMessage())
+				},
+				fmt.Sprintf("volume %q has no claim on node %q: nothing to release", c.args[0], c.args[1]),
+			})
+			for _, d := range resp.GetClaims() {
+				if err == nil && !d.GetReleased() {
 					return Hinted(errors.New("not every claim is released"),
 						"the rest is retried automatically; -force frees the claims of a node that is down for certain")
 				}
 			}
 			return err
-		}),
+		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "free the claims of a node that you know is down; your name is recorded")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0,
-		"wait no longer than this `duration`, such as 30s; 0: until it is released")
-	return cmd
 }
 
 // detachInterval is the pause between two looks at what a detach waits for.
 const detachInterval = 500 * time.Millisecond
 
 // detach makes the call, and says what it waits for until it is answered or timeout has passed; 0: none.
-func (a *App) detach(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest,
+func detach(ctx context.Context, c *call, req *hostv1.DetachVolumeRequest,
 	timeout time.Duration,
 ) (*hostv1.DetachVolumeResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -61,7 +66,7 @@ func (a *App) detach(ctx context.Context, client *api.Client, req *hostv1.Detach
 	}
 	answered := make(chan answer, 1)
 	go func() {
-		resp, err := client.Volumes.DetachVolume(ctx, req)
+		resp, err := c.Volumes.DetachVolume(ctx, req)
 		answered <- answer{resp, err}
 	}()
 	var late <-chan time.Time
@@ -78,8 +83,8 @@ func (a *App) detach(ctx context.Context, client *api.Client, req *hostv1.Detach
 			}
 			return got.resp, nil
 		case <-tick.C:
-			if text := a.detaching(ctx, client, req); text != "" && text != said {
-				a.Note("%s", text)
+			if text := detaching(ctx, c.Client, req); text != "" && text != said {
+				c.Note("%s", text)
 				said = text
 			}
 		case <-late:
@@ -90,7 +95,7 @@ func (a *App) detach(ctx context.Context, client *api.Client, req *hostv1.Detach
 }
 
 // detaching says what the claims of a volume on a node wait for; empty: nothing, or it is not known.
-func (a *App) detaching(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest) (text string) {
+func detaching(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest) (text string) {
 	ctx, cancel := context.WithTimeout(ctx, 10*detachInterval)
 	defer cancel()
 	resp, err := client.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{
@@ -115,16 +120,4 @@ func (a *App) detaching(ctx context.Context, client *api.Client, req *hostv1.Det
 		}
 	}
 	return text
-}
-
-func (a *App) showDetached(volume, node string, claims []*hostv1.DetachedClaim) {
-	t := NewTable("WORKLOAD", "MODE", "STATE BEFORE", "RELEASED", "MESSAGE")
-	for _, c := range claims {
-		released := Cell{"yes", Green}
-		if !c.GetReleased() {
-			released = Cell{"no", Red}
-		}
-		t.Row(c.GetClaim().GetWorkload(), c.GetClaim().GetMode(), c.GetClaim().GetState(), released, c.GetMessage())
-	}
-	a.List(t, "volume %q has no claim on node %q: nothing to release", volume, node)
 }

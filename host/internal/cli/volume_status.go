@@ -7,92 +7,97 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) volumeStatus() *cobra.Command {
-	var read hostv1.ReadOptions
-	cmd := &cobra.Command{
-		Use: "status [ID]", Short: "List the volumes, or show one with its claims",
-		Example: "pannier volume status data",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			if len(args) == 0 {
-				return a.listVolumes(ctx, client, &hostv1.ListVolumesRequest{Namespace: a.namespaceOr("*"), Read: &read})
-			}
-			resp, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
-				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Read: &read,
-			})
-			return a.Print(resp, err, func() { a.showVolume(resp) })
-		}),
-	}
-	staleFlag(cmd, &read)
-	return cmd
-}
-
-func (a *App) volumeList() *cobra.Command {
+// volumeStatusVerbs ask about volumes.
+func volumeStatusVerbs() []verb {
 	var driver, node string
 	var external bool
 	var page paging
 	var read hostv1.ReadOptions
-	cmd := &cobra.Command{
-		Use: "list", Short: "List volumes by driver or node, or what a driver itself holds",
-		Example: "pannier volume list -driver local -external",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			if external && (driver == "" || node != "") {
-				return Usage("-external goes with -driver, and not with -node")
-			}
-			if !external && page.given() {
-				return Usage("-per-page and -page-token go with -external")
-			}
-			if external {
-				return a.listExternal(ctx, client, driver, &page)
-			}
-			return a.listVolumes(ctx, client, &hostv1.ListVolumesRequest{
-				Namespace: a.namespaceOr("*"), PluginId: driver, Node: node, Read: &read,
-			})
-		}),
+	return []verb{
+		{
+			use: "status [ID]", short: "List the volumes, or show one with its claims", example: "data",
+			flags: func(f *pflag.FlagSet) { staleFlag(f, &read) },
+			run: func(ctx context.Context, c *call) error {
+				if len(c.args) == 0 {
+					return listVolumes(ctx, c, &hostv1.ListVolumesRequest{Read: &read})
+				}
+				resp, err := c.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
+					Namespace: c.inNamespace(), Id: c.args[0], Read: &read,
+				})
+				return c.Print(resp, err, func() { showVolume(c.Printer, resp) })
+			},
+		},
+		{
+			use: "list", short: "List volumes by driver or node, or what a driver itself holds",
+			example: "-driver local -external",
+			flags: func(f *pflag.FlagSet) {
+				f.StringVar(&driver, "driver", "", "only the volumes of this driver's `ID`")
+				f.StringVar(&node, "node", "", "only the volumes with a claim on this `NODE`")
+				f.BoolVar(&external, "external", false, "ask the driver, registered or not")
+				page.flags(f)
+				staleFlag(f, &read)
+			},
+			run: func(ctx context.Context, c *call) error {
+				switch {
+				case external && (driver == "" || node != ""):
+					return Usage("-external goes with -driver, and not with -node")
+				case external:
+					return listExternal(ctx, c, driver, &page)
+				case page.given():
+					return Usage("-per-page and -page-token go with -external")
+				}
+				return listVolumes(ctx, c, &hostv1.ListVolumesRequest{PluginId: driver, Node: node, Read: &read})
+			},
+		},
+		{
+			use: "explain ID", short: "Show who holds a volume, what each claim waits for, and what to do", example: "data",
+			long: `Show who holds a volume on which node, what each claim waits for and since when, the last
+error, what happens next by itself, and the command to run when that is not enough.`,
+			run: func(ctx context.Context, c *call) error {
+				resp, err := c.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{
+					Namespace: c.inNamespace(), Id: c.args[0],
+				})
+				return c.Print(resp, err, func() { explainVolume(c.Printer, c.args[0], resp) })
+			},
+		},
 	}
-	cmd.Flags().StringVar(&driver, "driver", "", "only the volumes of this driver's `ID`")
-	cmd.Flags().StringVar(&node, "node", "", "only the volumes with a claim on this `NODE`")
-	cmd.Flags().BoolVar(&external, "external", false, "ask the driver, registered or not")
-	page.flags(cmd)
-	staleFlag(cmd, &read)
-	return cmd
 }
 
-func (a *App) listVolumes(ctx context.Context, client *api.Client, req *hostv1.ListVolumesRequest) error {
-	resp, err := client.Volumes.ListVolumes(ctx, req)
-	return a.Print(resp, err, func() {
-		t := NewTable("ID", "NAMESPACE", "DRIVER", "DRIVER HEALTH", "SIZE", "ACCESS MODE", "ATTACHMENT", "CLAIMS", "AGE")
-		for _, v := range resp.GetVolumes() {
+func listVolumes(ctx context.Context, c *call, req *hostv1.ListVolumesRequest) error {
+	req.Namespace = c.namespaceOr("*")
+	resp, err := c.Volumes.ListVolumes(ctx, req)
+	return list(c.Printer, resp, err, resp.GetVolumes(), columns[*hostv1.Volume]{
+		[]string{"ID", "NAMESPACE", "DRIVER", "DRIVER HEALTH", "SIZE", "ACCESS MODE", "ATTACHMENT", "CLAIMS", "AGE"},
+		func(t *Table, v *hostv1.Volume) {
 			t.Row(v.GetSpec().GetId(), v.GetSpec().GetNamespace(), v.GetSpec().GetPluginId(), healthy(v.GetDriverHealthy()),
 				size(v.GetCapacity()), v.GetAccessMode(), v.GetAttachmentMode(), len(v.GetClaims()), age(v.GetCreatedAt()))
-		}
-		a.List(t, "no volumes; make one with pannier volume init and pannier volume create")
+		},
+		"no volumes; make one with pannier volume init and pannier volume create",
 	})
 }
 
-func (a *App) listExternal(ctx context.Context, client *api.Client, driver string, p *paging) error {
+func listExternal(ctx context.Context, c *call, driver string, p *paging) (err error) {
 	all := &hostv1.ListExternalResponse{}
-	var err error
 	all.Volumes, all.NextToken, err = entries(p, func(size int32, token string) ([]*hostv1.ExternalVolume, string, error) {
-		resp, err := client.Volumes.ListExternal(ctx, &hostv1.ListExternalRequest{
+		resp, err := c.Volumes.ListExternal(ctx, &hostv1.ListExternalRequest{
 			PluginId: driver, PerPage: size, PageToken: token,
 		})
 		return resp.GetVolumes(), resp.GetNextToken(), err
 	})
-	return a.Print(all, err, func() {
-		t := NewTable("EXTERNAL ID", "SIZE", "CONDITION", "OF SNAPSHOT", "CLONE OF", "PUBLISHED ON")
-		for _, v := range all.GetVolumes() {
+	return list(c.Printer, all, err, all.GetVolumes(), columns[*hostv1.ExternalVolume]{
+		[]string{"EXTERNAL ID", "SIZE", "CONDITION", "OF SNAPSHOT", "CLONE OF", "PUBLISHED ON"},
+		func(t *Table, v *hostv1.ExternalVolume) {
 			t.Row(v.GetExternalId(), size(v.GetCapacity()), condition(v.GetAbnormal(), v.GetCondition()),
 				v.GetSnapshotId(), v.GetCloneId(), strings.Join(v.GetPublishedNodeIds(), " "))
-		}
-		a.List(t, "driver %q holds no volumes", driver)
+		},
+		fmt.Sprintf("driver %q holds no volumes", driver),
 	})
 }
 
@@ -104,7 +109,7 @@ func condition(abnormal bool, text string) Cell {
 	return Cell{text, ""}
 }
 
-func (a *App) showVolume(m *hostv1.GetVolumeResponse) {
+func showVolume(p *Printer, m *hostv1.GetVolumeResponse) {
 	v := m.GetVolume()
 	spec := v.GetSpec()
 	t := NewTable()
@@ -133,9 +138,9 @@ func (a *App) showVolume(m *hostv1.GetVolumeResponse) {
 	t.Row("Created", age(v.GetCreatedAt()))
 	addUsage(t, m.GetUsage())
 	addConditions(t, m.GetConditions())
-	a.Show(t)
+	p.Show(t)
 	if len(v.GetClaims()) == 0 {
-		a.heading("No claims")
+		p.heading("No claims")
 		return
 	}
 	claims := NewTable("WORKLOAD", "NODE", "MODE", "STATE", "TOKEN", "AGE", "LAST ERROR")
@@ -143,7 +148,7 @@ func (a *App) showVolume(m *hostv1.GetVolumeResponse) {
 		claims.Row(c.GetWorkload(), c.GetNode(), c.GetMode(), claimState(c.GetState()), c.GetIndex(), age(c.GetTakenAt()),
 			c.GetLastError())
 	}
-	a.Section("", claims)
+	p.Section("", claims)
 }
 
 func addUsage(t *Table, u *hostv1.VolumeUsage) {
@@ -166,28 +171,13 @@ func addConditions(t *Table, all []*hostv1.VolumeCondition) {
 	}
 }
 
-func (a *App) volumeExplain() *cobra.Command {
-	return &cobra.Command{
-		Use: "explain ID", Short: "Show who holds a volume, what each claim waits for, and what to do",
-		Long: `Show who holds a volume on which node, what each claim waits for and since when, the last
-error, what happens next by itself, and the command to run when that is not enough.`,
-		Example: "pannier volume explain data",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{
-				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0],
-			})
-			return a.Print(resp, err, func() { a.explainVolume(args[0], resp) })
-		}),
-	}
-}
-
-func (a *App) explainVolume(id string, m *hostv1.ExplainVolumeResponse) {
-	a.Say("volume %q: %s", id, m.GetSummary())
+func explainVolume(p *Printer, id string, m *hostv1.ExplainVolumeResponse) {
+	p.Say("volume %q: %s", id, m.GetSummary())
 	if len(m.GetConditions()) > 0 {
 		t := NewTable()
 		addConditions(t, m.GetConditions())
-		a.heading("")
-		a.Show(t)
+		p.heading("")
+		p.Show(t)
 	}
 	for _, c := range m.GetClaims() {
 		t := NewTable()
@@ -214,8 +204,8 @@ func (a *App) explainVolume(id string, m *hostv1.ExplainVolumeResponse) {
 		if c.GetCommand() != "" {
 			t.Row("Run", Cell{c.GetCommand(), Bold})
 		}
-		a.heading("")
-		a.Show(t)
+		p.heading("")
+		p.Show(t)
 	}
 }
 

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	_ "embed" // for the spec that init writes
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/config"
@@ -19,130 +21,140 @@ import (
 )
 
 func (a *App) workloadCommand() *cobra.Command {
-	return a.Noun("workload", "Workloads, their volumes and services",
-		a.workloadInit(), a.workloadValidate(), a.workloadRun(), a.workloadStart(), a.workloadUpdate(),
-		a.workloadStop(), a.workloadStatus())
+	var node string
+	return a.noun("workload", "Workloads, their volumes and services", append(workloadSpecVerbs(), runVerb(), stopVerb(),
+		verb{
+			use: "status [SPEC|ID]", short: "List the workloads, or show one with its mounts, services and steps",
+			example: "redis\nredis -node n2", formats: mountFormats,
+			flags: func(f *pflag.FlagSet) { nodeFlag(f, &node) },
+			run:   func(ctx context.Context, c *call) error { return workloadStatus(ctx, c, node) },
+		}))
 }
 
 // mountFormats are the additional formats of commands that show a workload's mounts.
-var mountFormats = map[string]string{extraFormats: formatDocker + " " + formatSystemd + " " + formatDropin}
+const mountFormats = formatDocker + " " + formatSystemd + " " + formatDropin
 
-func (a *App) workloadStart() *cobra.Command {
+//go:embed workload_init.hcl
+var workloadInit string
+
+// workloadSpecVerbs take or write a spec, and do not run its program.
+func workloadSpecVerbs() []verb {
 	var dry bool
-	cmd := &cobra.Command{
-		Use: "start SPEC", Short: "Start a workload for a unit, a container or a script",
-		Long: `Bring a workload's volumes and services up and keep them until pannier workload
+	return []verb{
+		{
+			use: "init [FILE]", short: "Write a workload spec to start from (workload.hcl; - is standard output)",
+			local: func(_ context.Context, c *call) error {
+				return writeSpec(c, "workload", workloadInit, "pannier workload validate")
+			},
+		},
+		{
+			use: "validate FILE", short: "Check a workload spec against this host, and change nothing", example: "redis.hcl",
+			long: `Check a workload spec, and change nothing: first the file, with file and line of all that is wrong
+with it, then whether its volumes are registered, their drivers are healthy here, and the modes,
+ports and services fit. That another workload has a volume now is no mistake of a spec: pannier
+workload start -dry-run says that too. - is standard input.`,
+			run: withSpec(validateWorkload),
+		},
+		{
+			use: "start SPEC", short: "Start a workload for a unit, a container or a script",
+			long: `Bring a workload's volumes and services up and keep them until pannier workload
 stop. It may be repeated. With -o docker the workload's mounts, secrets and ports are
 written as flags of docker run, with -o systemd as lines of a unit, with -o systemd-dropin
 as the drop-in of a unit that pannier-workload@.service starts the workload for. -dry-run changes
 nothing: it says what a start would do and who has the volumes, and fails if it would be refused.`,
-		Example:     "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
-		Annotations: mountFormats,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			spec, err := a.readWorkload(args[0])
-			if err != nil {
-				return err
-			}
-			if dry {
-				return a.dryStart(ctx, client, spec)
-			}
-			p := a.progress()
-			w, err := a.start(ctx, client, p, &hostv1.StartWorkloadRequest{Spec: spec})
-			p.close()
-			if ctx.Err() != nil {
-				return Hinted(errors.New("interrupted"), "%s",
-					"the agent may continue the start; undo it with: pannier workload stop "+spec.GetId())
-			}
-			if err != nil {
-				return hintStart(ctx, client, err, spec, args[0])
-			}
-			return a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, nil, func() { a.Show(mountTable(w)) })
-		}),
-	}
-	dryFlag(cmd, &dry)
-	return cmd
-}
-
-func (a *App) workloadUpdate() *cobra.Command {
-	return &cobra.Command{
-		Use: "update SPEC", Short: "Change the services of a running workload",
-		Long: `Register the services of a workload that runs here again, as the spec has them now:
+			example: "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
+			formats: mountFormats,
+			flags:   func(f *pflag.FlagSet) { dryFlag(f, &dry) },
+			run: withSpec(func(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
+				if dry {
+					return dryStart(ctx, c, spec)
+				}
+				p := c.progress()
+				w, err := c.start(ctx, p, &hostv1.StartWorkloadRequest{Spec: spec})
+				p.close()
+				if ctx.Err() != nil {
+					return Hinted(errors.New("interrupted"), "%s",
+						"the agent may continue the start; undo it with: pannier workload stop "+spec.GetId())
+				}
+				if err != nil {
+					return hintStart(ctx, c, err, spec, c.args[0])
+				}
+				return printMounts(c.Printer, &hostv1.GetWorkloadResponse{Workload: w}, nil, func() { c.Show(mountTable(w)) })
+			}),
+		},
+		{
+			use: "update SPEC", short: "Change the services of a running workload", example: "web.hcl",
+			long: `Register the services of a workload that runs here again, as the spec has them now:
 upstreams, proxies' configuration, intentions, tags, meta, checks and weights. A proxy whose
 bootstrap changes with them gets another file, and is started again by pannier workload
 run. The workload and its program run on. What else differs is refused, but for exec.`,
-		Example: "pannier workload update web.hcl",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			spec, err := a.readWorkload(args[0])
-			if err != nil {
-				return err
-			}
-			p := a.progress()
-			w, err := a.start(ctx, client, p, &hostv1.StartWorkloadRequest{Spec: spec, Update: true})
-			p.close()
-			return a.Print(&hostv1.GetWorkloadResponse{Workload: w}, err, func() { a.showWorkload(w) })
-		}),
+			run: withSpec(func(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
+				p := c.progress()
+				w, err := c.start(ctx, p, &hostv1.StartWorkloadRequest{Spec: spec, Update: true})
+				p.close()
+				return c.Print(&hostv1.GetWorkloadResponse{Workload: w}, err, func() { showWorkload(c.Printer, w) })
+			}),
+		},
 	}
 }
 
-func dryFlag(cmd *cobra.Command, dry *bool) {
-	cmd.Flags().BoolVar(dry, "dry-run", false, "say what a start would do and who has the volumes, and change nothing")
+func dryFlag(f *pflag.FlagSet, dry *bool) {
+	f.BoolVar(dry, "dry-run", false, "say what a start would do and who has the volumes, and change nothing")
 }
 
-func (a *App) workloadStatus() *cobra.Command {
-	var node string
-	cmd := &cobra.Command{
-		Use: "status [SPEC|ID]", Short: "List the workloads, or show one with its mounts, services and steps",
-		Example:     "pannier workload status redis\npannier workload status redis -node n2",
-		Annotations: mountFormats,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			if len(args) == 0 {
-				if strings.Contains(mountFormats[extraFormats], a.format) {
-					return Usage("-o %s is for one workload; name it", a.format)
-				}
-				resp, err := client.Workloads.ListWorkloads(ctx,
-					&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*"), Node: node})
-				return a.Print(resp, err, func() { a.showWorkloads(resp.GetWorkloads()) })
-			}
-			namespace, id, err := a.specOrID(args[0])
-			if err != nil {
-				return err
-			}
-			resp, err := client.Workloads.GetWorkload(ctx,
-				&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true, Node: node})
-			return a.printMounts(resp, err, func() { a.showWorkload(resp.GetWorkload(), resp.GetHolders()...) })
-		}),
+func workloadStatus(ctx context.Context, c *call, node string) error {
+	if len(c.args) == 0 {
+		if strings.Contains(mountFormats, c.format) {
+			return Usage("-o %s is for one workload; name it", c.format)
+		}
+		resp, err := c.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: c.namespaceOr("*"), Node: node})
+		return list(c.Printer, resp, err, resp.GetWorkloads(), workloadColumns)
 	}
-	nodeFlag(cmd, &node)
-	return cmd
-}
-
-// readWorkload reads a spec and fills in its namespace.
-func (a *App) readWorkload(path string) (*hostv1.WorkloadSpec, error) {
-	spec, err := config.ReadWorkload(path)
+	namespace, id, err := c.specOrID()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if spec.GetNamespace() == "" {
-		spec.Namespace = a.namespaceOr(claim.DefaultNamespace)
-	}
-	return spec, nil
+	resp, err := c.Workloads.GetWorkload(ctx,
+		&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true, Node: node})
+	return printMounts(c.Printer, resp, err, func() { showWorkload(c.Printer, resp.GetWorkload(), resp.GetHolders()...) })
 }
 
-// specOrID reads an argument that looks like a file as a spec, any other as an id.
-func (a *App) specOrID(arg string) (namespace, id string, err error) {
+// withSpec is work on the workload spec of the first argument.
+func withSpec(do func(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error) work {
+	return func(ctx context.Context, c *call) error {
+		spec, err := c.readWorkload()
+		if err != nil {
+			return err
+		}
+		return do(ctx, c, spec)
+	}
+}
+
+// readWorkload reads the spec of the first argument and fills in its namespace.
+func (c *call) readWorkload() (*hostv1.WorkloadSpec, error) {
+	spec, err := config.ReadWorkload(c.args[0])
+	if err == nil && spec.GetNamespace() == "" {
+		spec.Namespace = c.inNamespace()
+	}
+	return spec, err
+}
+
+// specOrID reads the first argument: what looks like a file as a spec, any other as an id.
+func (c *call) specOrID() (namespace, id string, err error) {
+	arg := c.args[0]
 	if arg == "-" || strings.ContainsRune(arg, '/') || strings.HasSuffix(arg, ".hcl") || strings.HasSuffix(arg, ".json") {
-		spec, err := a.readWorkload(arg)
+		spec, err := c.readWorkload()
 		return spec.GetNamespace(), spec.GetId(), err
 	}
 	if err := claim.CheckID(arg); err != nil {
 		return "", "", Usage("workload id: %w", err)
 	}
-	return a.namespaceOr(claim.DefaultNamespace), arg, nil
+	return c.inNamespace(), arg, nil
 }
 
 // hintStart says what to do about a start that has failed.
-func hintStart(ctx context.Context, client *api.Client, err error, spec *hostv1.WorkloadSpec, path string) error {
-	resp, getErr := client.Workloads.GetWorkload(ctx,
+func hintStart(ctx context.Context, c *call, err error, spec *hostv1.WorkloadSpec, path string) error {
+	resp, getErr := c.Workloads.GetWorkload(ctx,
 		&hostv1.GetWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
 	if getErr == nil && resp.GetWorkload().GetState() == "stopping" {
 		return Hinted(err, "pannier workload status %s says what undoing it waits for", escape.Argument(spec.GetId()))
@@ -176,21 +188,20 @@ func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *h
 }
 
 // start starts a workload. A start may be repeated, so it is retried while the agent is down.
-func (a *App) start(ctx context.Context, client *api.Client, p *progress,
-	req *hostv1.StartWorkloadRequest,
+func (c *call) start(ctx context.Context, p *progress, req *hostv1.StartWorkloadRequest,
 ) (w *hostv1.Workload, err error) {
-	err = a.patiently(ctx, p, false, func() error {
-		stream, err := client.Workloads.StartWorkload(ctx, req)
+	err = c.patiently(ctx, p, false, func() error {
+		stream, err := c.Workloads.StartWorkload(ctx, req)
 		if err != nil {
 			return err
 		}
 		w, _, err = receive(stream, p)
 		return err
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		p.explain(err)
-	}
-	if err == nil && w == nil {
+	case w == nil:
 		err = fmt.Errorf("the agent's answer to the start of %q has no workload in it", req.GetSpec().GetId())
 	}
 	return w, err

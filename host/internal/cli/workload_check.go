@@ -2,63 +2,33 @@ package cli
 
 import (
 	"context"
-	_ "embed" // for the spec that init writes
 	"errors"
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-//go:embed workload_init.hcl
-var workloadInit string
-
-func (a *App) workloadInit() *cobra.Command {
-	return &cobra.Command{
-		Use: "init [FILE]", Short: "Write a workload spec to start from (workload.hcl; - is standard output)",
-		RunE: a.Do(func(_ context.Context, args []string) error {
-			return a.writeSpec("workload", workloadInit, "pannier workload validate", args)
-		}),
+func validateWorkload(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
+	resp, err := c.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
+	if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
+		c.Note("%s has no mistake in itself; the rest needs an agent", c.args[0])
 	}
-}
-
-func (a *App) workloadValidate() *cobra.Command {
-	return &cobra.Command{
-		Use: "validate FILE", Short: "Check a workload spec against this host, and change nothing",
-		Long: `Check a workload spec, and change nothing: first the file, with file and line of all that is wrong
-with it, then whether its volumes are registered, their drivers are healthy here, and the modes,
-ports and services fit. That another workload has a volume now is no mistake of a spec: pannier
-workload start -dry-run says that too. - is standard input.`,
-		Example: "pannier workload validate redis.hcl",
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
-			spec, err := a.readWorkload(args[0])
-			if err != nil {
-				return err
-			}
-			resp, err := client.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
-			if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
-				a.Note("%s has no mistake in itself; the rest needs an agent", args[0])
-			}
-			if len(resp.GetProblems()) > 0 {
-				return a.problems(resp.GetProblems(), fmt.Sprintf("workload %q cannot be started on node %q", spec.GetId(),
-					resp.GetNode()))
-			}
-			return a.Done(resp, err, "workload %q is valid on node %q", spec.GetId(), resp.GetNode())
-		}),
+	if len(resp.GetProblems()) > 0 {
+		return problems(c, resp.GetProblems(), "workload %q cannot be started on node %q", spec.GetId(), resp.GetNode())
 	}
+	return c.Done(resp, err, "workload %q is valid on node %q", spec.GetId(), resp.GetNode())
 }
 
 // problems prints what is in the way, and returns an error that sums it up.
-func (a *App) problems(all []string, summary string) error {
+func problems(c *call, all []string, summary string, args ...any) error {
 	for _, problem := range all {
-		a.Note("problem: %s", problem)
+		c.Note("problem: %s", problem)
 	}
-	return Hinted(Coded(ExitRefused, errors.New(summary)), "nothing was changed")
+	return Hinted(Coded(ExitRefused, fmt.Errorf(summary, args...)), "nothing was changed")
 }
 
 // dryRun is what a start would do.
@@ -72,8 +42,8 @@ type dryRun struct {
 
 // dryStart prints what a start would do and who has what, and changes nothing. It is an error if the start would be
 // refused.
-func (a *App) dryStart(ctx context.Context, client *api.Client, spec *hostv1.WorkloadSpec) error {
-	resp, err := client.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
+func dryStart(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
+	resp, err := c.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
 	if err != nil {
 		return err
 	}
@@ -81,21 +51,21 @@ func (a *App) dryStart(ctx context.Context, client *api.Client, spec *hostv1.Wor
 		CheckWorkloadResponse: resp, spec: spec, claims: map[string][]*hostv1.Claim{}, refused: map[string]string{},
 	}
 	for _, v := range resp.GetVolumes() {
-		if err := d.claim(ctx, client, v); err != nil {
+		if err := d.claim(ctx, c.Client, v); err != nil {
 			return err
 		}
 	}
-	if err := a.Print(d.value(), nil, func() { a.showDryRun(d) }); err != nil {
+	if err := c.Print(d.value(), nil, func() { showDryRun(c.Printer, d) }); err != nil {
 		return err
 	}
-	problems := resp.GetProblems()
+	all := resp.GetProblems()
 	for _, v := range resp.GetVolumes() {
 		if why := d.refused[v.GetRequest()]; why != "" {
-			problems = append(problems, why)
+			all = append(all, why)
 		}
 	}
-	if len(problems) > 0 {
-		return a.problems(problems, fmt.Sprintf("workload %q would not start on node %q now", spec.GetId(), resp.GetNode()))
+	if len(all) > 0 {
+		return problems(c, all, "workload %q would not start on node %q now", spec.GetId(), resp.GetNode())
 	}
 	return nil
 }
@@ -143,8 +113,8 @@ func (d *dryRun) claim(ctx context.Context, client *api.Client, v *hostv1.Checke
 	return nil
 }
 
-func (a *App) showDryRun(d *dryRun) {
-	a.Say("workload %q on node %q: %s", d.spec.GetId(), d.GetNode(), d.outcome())
+func showDryRun(p *Printer, d *dryRun) {
+	p.Say("workload %q on node %q: %s", d.spec.GetId(), d.GetNode(), d.outcome())
 	if len(d.GetVolumes()) == 0 {
 		return
 	}
@@ -160,7 +130,7 @@ func (a *App) showDryRun(d *dryRun) {
 		t.Row(v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(),
 			holders(d.claims[v.GetRequest()]), would)
 	}
-	a.Show(t)
+	p.Show(t)
 }
 
 // outcome says in words what a start would do first.

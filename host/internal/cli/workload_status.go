@@ -9,13 +9,13 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) showWorkloads(workloads []*hostv1.Workload) {
-	t := NewTable("ID", "NAMESPACE", "STATE", "VOLUMES", "SERVICES", "PID", "AGE", "MESSAGE")
-	for _, w := range workloads {
+var workloadColumns = columns[*hostv1.Workload]{
+	[]string{"ID", "NAMESPACE", "STATE", "VOLUMES", "SERVICES", "PID", "AGE", "MESSAGE"},
+	func(t *Table, w *hostv1.Workload) {
 		t.Row(w.GetSpec().GetId(), w.GetSpec().GetNamespace(), workloadState(w.GetState()), len(w.GetSpec().GetVolumes()),
 			len(w.GetSpec().GetServices()), number(w.GetPid()), age(w.GetStartedAt()), w.GetMessage())
-	}
-	a.List(t, "no workloads; start one with pannier workload run or pannier workload start")
+	},
+	"no workloads; start one with pannier workload run or pannier workload start",
 }
 
 func workloadState(state string) Cell {
@@ -32,7 +32,7 @@ func workloadState(state string) Cell {
 }
 
 // showWorkload shows a workload, and those who have its volumes.
-func (a *App) showWorkload(w *hostv1.Workload, holders ...*hostv1.Holder) {
+func showWorkload(p *Printer, w *hostv1.Workload, holders ...*hostv1.Holder) {
 	t := NewTable()
 	t.Row("ID", w.GetSpec().GetId())
 	t.Row("Namespace", w.GetSpec().GetNamespace())
@@ -55,28 +55,29 @@ func (a *App) showWorkload(w *hostv1.Workload, holders ...*hostv1.Holder) {
 	t.some("Ended", age(w.GetEndedAt()))
 	t.some("Ports", joinPorts(w.GetPorts()))
 	t.some("Secrets", w.GetSecretsDir())
-	a.Show(t)
-	a.Section("Mounts", mountTable(w))
+	p.Show(t)
+	p.Section("Mounts", mountTable(w))
 	held := NewTable("VOLUME", "OWNER", "PID", "COMMAND", "PATH", "ENDED BY")
 	for _, h := range holders {
 		held.Row(h.GetRequest(), h.GetOwner(), number(h.GetPid()), h.GetCommand(), h.GetPath(), h.GetStop())
 	}
-	a.Section("Holders", held)
+	p.Section("Holders", held)
 	devices := NewTable("REQUEST", "GROUP", "ID", "PLUGIN")
 	for _, d := range w.GetDevices() {
 		devices.Row(d.GetRequest(), d.GetGroup(), d.GetId(), d.GetPlugin())
 	}
-	a.Section("Devices", devices)
+	p.Section("Devices", devices)
 	for _, s := range w.GetServices() {
-		a.showService(s)
+		p.heading("Service " + s.GetName())
+		p.Show(serviceTable(s))
 	}
 	if len(w.GetSteps()) == 0 {
 		return
 	}
-	a.heading("Steps")
+	p.heading("Steps")
 	for _, s := range w.GetSteps() {
 		line := stepLine{step: s, since: s.GetStartedAt().AsTime(), brief: strings.Contains(said, s.GetError())}
-		a.write(line.text(a.colored(a.Out)) + "\n")
+		p.write(line.text(p.colored(p.Out)) + "\n")
 	}
 }
 
@@ -109,9 +110,8 @@ func mountTable(w *hostv1.Workload) *Table {
 	return t
 }
 
-// showService shows the status of a service, without empty values.
-func (a *App) showService(s *hostv1.ServiceStatus) {
-	a.heading("Service " + s.GetName())
+// serviceTable has the status of a service, without empty values.
+func serviceTable(s *hostv1.ServiceStatus) *Table {
 	t := NewTable()
 	t.Row("ID", s.GetId())
 	t.some("Proxy", s.GetProxyId())
@@ -126,7 +126,7 @@ func (a *App) showService(s *hostv1.ServiceStatus) {
 	t.some("Admin port", s.GetAdminPort())
 	t.some("Ready port", s.GetReadyPort())
 	t.some("Message", Cell{s.GetMessage(), Yellow})
-	a.Show(t)
+	return t
 }
 
 // joinPorts writes ports as label=number, sorted.

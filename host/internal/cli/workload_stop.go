@@ -9,11 +9,10 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/cluster/claim"
 	escape "github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -23,11 +22,11 @@ type stopFlags struct {
 	timeout         time.Duration
 }
 
-func (a *App) workloadStop() *cobra.Command {
-	var f stopFlags
-	cmd := &cobra.Command{
-		Use: "stop [SPEC|ID]", Short: "Stop a workload and release what it has",
-		Long: `Stop a workload: release its volumes, deregister its services from Consul, revoke their
+func stopVerb() verb {
+	var s stopFlags
+	return verb{
+		use: "stop [SPEC|ID]", short: "Stop a workload and release what it has", example: "redis\n-all -timeout 1m",
+		long: `Stop a workload: release its volumes, deregister its services from Consul, revoke their
 tokens. What cannot be undone now, because a driver or Consul is down, is retried until
 it is done; the command can be interrupted meanwhile, the agent continues. After -timeout it
 says what the workload still waits for, and the exit code is 1; the agent continues then, too.
@@ -41,42 +40,40 @@ answer, fails, or its FUSE file system has no server any more. A volume that is 
 is waited for as without it. What Consul does not let it deregister or revoke is left there,
 with an event: the ledger keeps the tokens, and they and the services are removed as soon as
 Consul lets it.`,
-		Example: `pannier workload stop redis
-pannier workload stop -all -timeout 1m`,
-		RunE: a.WithClient(func(ctx context.Context, client *api.Client, args []string) error {
+		flags: func(f *pflag.FlagSet) {
+			f.BoolVar(&s.force, "force", false,
+				"unmount what a driver does not unmount, leave what Consul keeps; your name is recorded")
+			f.BoolVar(&s.all, "all", false, "stop all workloads of this host")
+			f.BoolVar(&s.yes, "yes", false, "do not ask on a terminal before -all")
+			f.DurationVar(&s.timeout, "timeout", 0, "wait no longer than this `duration`, such as 30s; 0: until it is stopped")
+		},
+		run: func(ctx context.Context, c *call) error {
 			switch {
-			case f.timeout < 0:
+			case s.timeout < 0:
 				return Usage("-timeout: not less than 0")
-			case f.all && len(args) > 0:
-				return Usage("%q is one argument too many with -all", args[0])
-			case f.all:
-				return a.stopAll(ctx, client, f)
-			case len(args) == 0:
+			case s.all && len(c.args) > 0:
+				return Usage("%q is one argument too many with -all", c.args[0])
+			case s.all:
+				return stopAll(ctx, c, s)
+			case len(c.args) == 0:
 				return Usage("SPEC or ID is missing; -all stops all workloads of this host")
 			}
-			namespace, id, err := a.specOrID(args[0])
+			namespace, id, err := c.specOrID()
 			if err != nil {
 				return err
 			}
-			p := a.progress()
-			w, err := a.stopWithin(ctx, client, p, f.timeout,
-				&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id, Force: f.force})
+			p := c.progress()
+			w, err := stopWithin(ctx, c, p, s.timeout,
+				&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id, Force: s.force})
 			p.close()
-			return a.Print(&hostv1.GetWorkloadResponse{Workload: w}, err, func() { a.Note("workload %q is stopped", id) })
-		}),
+			return c.Print(&hostv1.GetWorkloadResponse{Workload: w}, err, func() { c.Note("workload %q is stopped", id) })
+		},
 	}
-	cmd.Flags().BoolVar(&f.force, "force", false,
-		"unmount what a driver does not unmount, leave what Consul keeps; your name is recorded")
-	cmd.Flags().BoolVar(&f.all, "all", false, "stop all workloads of this host")
-	cmd.Flags().BoolVar(&f.yes, "yes", false, "do not ask on a terminal before -all")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0,
-		"wait no longer than this `duration`, such as 30s; 0: until it is stopped")
-	return cmd
 }
 
 // stopAll stops the workloads of this host at the same time: one that waits delays no other.
-func (a *App) stopAll(ctx context.Context, client *api.Client, f stopFlags) error {
-	resp, err := client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*")})
+func stopAll(ctx context.Context, c *call, f stopFlags) error {
+	resp, err := c.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: c.namespaceOr("*")})
 	if err != nil {
 		return err
 	}
@@ -88,7 +85,7 @@ func (a *App) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 	}
 	stopped := &hostv1.ListWorkloadsResponse{}
 	if len(all) > 0 {
-		if err := a.confirm(f.yes, "stop %s of this host?", escape.Count(len(all), "workload")); err != nil {
+		if err := c.confirm(f.yes, "stop %s of this host?", escape.Count(len(all), "workload")); err != nil {
 			return err
 		}
 	}
@@ -101,7 +98,7 @@ func (a *App) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 	for _, spec := range all {
 		go func() {
 			quiet := &progress{w: io.Discard}
-			w, err := a.stopWithin(ctx, client, quiet, f.timeout,
+			w, err := stopWithin(ctx, c, quiet, f.timeout,
 				&hostv1.StopWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId(), Force: f.force})
 			results <- result{claim.WorkloadRef{Namespace: spec.GetNamespace(), ID: spec.GetId()}, w, err}
 		}()
@@ -111,21 +108,21 @@ func (a *App) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 		switch r := <-results; {
 		case r.err == nil:
 			stopped.Workloads = append(stopped.Workloads, r.w)
-			a.Note("workload %q is stopped", r.ref)
+			c.Note("workload %q is stopped", r.ref)
 		case connect.CodeOf(r.err) == connect.CodeNotFound: // somebody else has stopped it
 		default:
 			failed++
-			a.Note("error: workload %q: %s", r.ref, message(r.err))
+			c.Note("error: workload %q: %s", r.ref, message(r.err))
 		}
 	}
-	if err := a.Print(stopped, nil, func() {}); err != nil {
+	if err := c.Print(stopped, nil, func() {}); err != nil {
 		return err
 	}
 	if failed > 0 {
 		return Hinted(fmt.Errorf("%s not stopped; the agent continues", Was(int64(failed), "workload")),
 			"pannier workload status shows them")
 	}
-	a.Note("%s stopped", Was(int64(len(stopped.GetWorkloads())), "workload"))
+	c.Note("%s stopped", Was(int64(len(stopped.GetWorkloads())), "workload"))
 	return nil
 }
 
@@ -133,7 +130,7 @@ func (a *App) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 func ended(w *hostv1.Workload) bool { return w.GetState() == "stopped" || w.GetState() == "failed" }
 
 // stopWithin stops a workload, and waits no longer than timeout; 0: until it is stopped.
-func (a *App) stopWithin(ctx context.Context, client *api.Client, p *progress, timeout time.Duration,
+func stopWithin(ctx context.Context, c *call, p *progress, timeout time.Duration,
 	req *hostv1.StopWorkloadRequest,
 ) (*hostv1.Workload, error) {
 	within, cancel := context.WithCancel(ctx) // not with a deadline, of which the agent would be told
@@ -141,7 +138,7 @@ func (a *App) stopWithin(ctx context.Context, client *api.Client, p *progress, t
 	if timeout > 0 {
 		defer time.AfterFunc(timeout, cancel).Stop()
 	}
-	w, err := a.stop(within, client, p, req)
+	w, err := c.stop(within, p, req)
 	status := "pannier workload status " + escape.Argument(req.GetId())
 	switch {
 	case err == nil:
@@ -159,12 +156,11 @@ func (a *App) stopWithin(ctx context.Context, client *api.Client, p *progress, t
 }
 
 // stop stops a workload, with retries as start has.
-func (a *App) stop(ctx context.Context, client *api.Client, p *progress,
-	req *hostv1.StopWorkloadRequest,
+func (c *call) stop(ctx context.Context, p *progress, req *hostv1.StopWorkloadRequest,
 ) (w *hostv1.Workload, err error) {
 	seen := false // steps of this stop were received
-	err = a.patiently(ctx, p, true, func() error {
-		stream, err := client.Workloads.StopWorkload(ctx, req)
+	err = c.patiently(ctx, p, true, func() error {
+		stream, err := c.Workloads.StopWorkload(ctx, req)
 		if err != nil {
 			return err
 		}

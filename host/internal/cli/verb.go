@@ -1,0 +1,123 @@
+package cli
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/sdk/api"
+)
+
+// verb declares a command.
+type verb struct {
+	use, short, long string
+	// example has the arguments of examples, one a line, or whole command lines.
+	example string
+	// formats are those of -o that it has in addition to table and json.
+	formats string
+	flags   func(f *pflag.FlagSet)
+	// needs are flags that must be given, apart those of which one may be.
+	needs []string
+	apart [][]string
+	// parameters and secrets are for a driver: the flags -parameter and -secret-from.
+	parameters, secrets bool
+	// run is the work of a command that calls the agent, local that of another.
+	run, local work
+}
+
+type work func(ctx context.Context, c *call) error
+
+// call is one run of a verb.
+type call struct {
+	*App
+	*api.Client // nil if it is local
+	args        []string
+	// parameters and secrets are those that were given.
+	parameters, secrets map[string]string
+}
+
+// arg is an argument that may be missing, which is "".
+func (c *call) arg(n int) string {
+	if n < len(c.args) {
+		return c.args[n]
+	}
+	return ""
+}
+
+// inNamespace returns the namespace of what an argument names.
+func (c *call) inNamespace() string { return c.namespaceOr(claim.DefaultNamespace) }
+
+// order is a call that is answered by one sentence about the arguments.
+func order(done string, ask func(ctx context.Context, c *call) (any, error)) work {
+	return func(ctx context.Context, c *call) error {
+		resp, err := ask(ctx, c)
+		args := make([]any, len(c.args))
+		for i, arg := range c.args {
+			args[i] = arg
+		}
+		return c.Done(resp, err, done, args...)
+	}
+}
+
+// noun returns the command of a noun with its verbs, and with further nouns.
+func (a *App) noun(use, short string, verbs []verb, more ...*cobra.Command) *cobra.Command {
+	for _, v := range verbs {
+		more = append(more, a.command(v))
+	}
+	return a.Noun(use, short, more...)
+}
+
+func (a *App) command(v verb) *cobra.Command {
+	cmd := &cobra.Command{Use: v.use, Short: v.short, Long: v.long, Example: v.example}
+	if v.formats != "" {
+		cmd.Annotations = map[string]string{extraFormats: v.formats}
+	}
+	if v.flags != nil {
+		v.flags(cmd.Flags())
+	}
+	var parameters, secrets []string
+	if v.parameters {
+		cmd.Flags().StringArrayVar(&parameters, "parameter", nil,
+			"a parameter for the driver as `KEY=VALUE`; may be given more than once")
+	}
+	if v.parameters || v.secrets {
+		cmd.Flags().StringArrayVar(&secrets, "secret-from", nil,
+			"a secret for the driver as `KEY=file:///path`; may be given more than once")
+	}
+	if len(v.needs) > 0 {
+		require(cmd, v.needs...)
+	}
+	for _, names := range v.apart {
+		cmd.MarkFlagsMutuallyExclusive(names...)
+	}
+	if v.local != nil {
+		cmd.RunE = a.Do(func(ctx context.Context, args []string) error { return v.local(ctx, &call{App: a, args: args}) })
+		return cmd
+	}
+	cmd.RunE = a.WithClient(func(ctx context.Context, client *api.Client, args []string) (err error) {
+		c := &call{App: a, Client: client, args: args}
+		if c.parameters, err = pairs("parameter", parameters); err != nil {
+			return err
+		}
+		if c.secrets, err = readSecrets(secrets); err != nil {
+			return err
+		}
+		return v.run(ctx, c)
+	})
+	return cmd
+}
+
+// examples puts the command before lines that have arguments only.
+func examples(cmd *cobra.Command) string {
+	if strings.Contains(cmd.Example, cmd.CommandPath()) {
+		return cmd.Example
+	}
+	lines := strings.Split(cmd.Example, "\n")
+	for i, line := range lines {
+		lines[i] = strings.TrimSpace(cmd.CommandPath() + " " + line)
+	}
+	return strings.Join(lines, "\n")
+}
