@@ -57,7 +57,7 @@ func TestMemberStatus(t *testing.T) {
 	for status, want := range map[discovery.Status]Color{
 		discovery.Alive: Green, discovery.Failed: Red, discovery.Leaving: Yellow,
 	} {
-		if got := memberStatus(string(status)); got != (Cell{string(status), want}) {
+		if got := stateCell(string(status)); got != (Cell{string(status), want}) {
 			t.Errorf("%s is shown as %v", status, got)
 		}
 	}

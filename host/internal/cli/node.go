@@ -49,38 +49,11 @@ var nodeColumns = columns[*hostv1.Node]{
 				well++
 			}
 		}
-		t.Row(n.GetName(), nodeStatus(n.GetStatus()), yesNo(n.GetEligible()), drained(n.GetDrain()), nodeRole(n),
+		t.Row(n.GetName(), stateCell(n.GetStatus()), yesNo(n.GetEligible()), drained(n.GetDrain()), nodeRole(n),
 			n.GetVersion(), n.GetAddress(),
 			fmt.Sprintf("%d of %d healthy", well, len(n.GetDrivers())), since(n.GetLastHeard()))
 	},
 	"no nodes; an agent becomes one when it has reported its drivers to the ledger",
-}
-
-// nodeStatus is a cell with a node's status.
-func nodeStatus(status string) Cell {
-	switch claim.NodeStatus(status) {
-	case claim.NodeReady:
-		return Cell{status, Green}
-	case claim.NodeDisconnected:
-		return Cell{status, Yellow}
-	default:
-		return Cell{status, Red}
-	}
-}
-
-func yesNo(yes bool) Cell {
-	if yes {
-		return Cell{"yes", ""}
-	}
-	return Cell{"no", Yellow}
-}
-
-// yesOr is a cell whose no has a colour.
-func yesOr(yes bool, no Color) Cell {
-	if yes {
-		return Cell{"yes", Green}
-	}
-	return Cell{"no", no}
 }
 
 // drained is a cell with the state of a drain.
@@ -110,7 +83,7 @@ func nodeTables(m *hostv1.GetNodeResponse) (*Table, []section) {
 	n := m.GetNode()
 	t := NewTable()
 	t.Row("Name", n.GetName())
-	t.Row("Status", nodeStatus(n.GetStatus()))
+	t.Row("Status", stateCell(n.GetStatus()))
 	t.Row("Since", since(n.GetStatusAt()))
 	t.Row("Eligible", yesNo(n.GetEligible()))
 	t.Row("Namespaces", strings.Join(n.GetNamespaces(), " "))
@@ -142,7 +115,7 @@ func nodeTables(m *hostv1.GetNodeResponse) (*Table, []section) {
 	}
 	claims := NewTable("VOLUME", "NAMESPACE", "WORKLOAD", "MODE", "STATE", "AGE")
 	for _, c := range m.GetClaims() {
-		claims.Row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), claimState(c.GetState()),
+		claims.Row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), stateCell(c.GetState()),
 			age(c.GetTakenAt()))
 	}
 	return t, []section{{"", drivers}, {"", devices}, {"", workloads}, {"", claims}}

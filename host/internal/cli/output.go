@@ -385,3 +385,33 @@ func healthy(ok bool) Cell {
 	}
 	return Cell{"unhealthy", Red}
 }
+
+// yesNo is a cell whose no stands out.
+func yesNo(yes bool) Cell {
+	if yes {
+		return Cell{"yes", ""}
+	}
+	return Cell{"no", Yellow}
+}
+
+// yesOr is a cell whose yes is good; no is the colour of the other.
+func yesOr(yes bool, no Color) Cell {
+	if yes {
+		return Cell{"yes", Green}
+	}
+	return Cell{"no", no}
+}
+
+// stateCell is a cell with the state of a node, an agent, a claim, a workload, a plugin or a token.
+func stateCell(state string) Cell {
+	switch state {
+	case "ready", "alive", "taken", "running", "valid":
+		return Cell{state, Green}
+	case "down", "failed", "unhealthy", "gone":
+		return Cell{state, Red}
+	case "stopped":
+		return Cell{state, ""}
+	default:
+		return Cell{state, Yellow}
+	}
+}

@@ -99,7 +99,7 @@ repeated. A pinned plugin can have a canary, so pin it before the file comes.`,
 				swap.add(f)
 				f.Var(&part, "canary", "give it `PERCENT` of the calls, 1% to 99%")
 			},
-			apart: [][]string{{"canary", "grace"}},
+			apart: []string{"canary grace"},
 			run: pluginOrder(func(ctx context.Context, c *call) (ordered, error) {
 				return c.Plugins.SwapPlugin(ctx,
 					&hostv1.SwapPluginRequest{Name: c.args[0], Grace: swap.proto(), CanaryPercent: int32(part)})

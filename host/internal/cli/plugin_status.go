@@ -336,18 +336,10 @@ func up(p *hostv1.Plugin) string {
 }
 
 func pluginState(p *hostv1.Plugin) Cell {
-	state := p.GetState()
 	if p.GetDegraded() != "" {
 		return Cell{"degraded", Red}
 	}
-	switch state {
-	case "running":
-		return Cell{state, Green}
-	case "failed", "unhealthy":
-		return Cell{state, Red}
-	default:
-		return Cell{state, Yellow}
-	}
+	return stateCell(p.GetState())
 }
 
 // number leaves out a zero.

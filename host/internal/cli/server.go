@@ -24,7 +24,7 @@ func (a *App) serverCommand() *cobra.Command {
 					if m.GetLeader() {
 						leader = "yes"
 					}
-					t.Row(m.GetName(), m.GetRole(), memberStatus(m.GetStatus()), leader, m.GetAddress(), m.GetRpcAddress(),
+					t.Row(m.GetName(), m.GetRole(), stateCell(m.GetStatus()), leader, m.GetAddress(), m.GetRpcAddress(),
 						m.GetDatacenter(), m.GetVersion())
 				}
 				return c.Tables(resp, err, t)
@@ -47,18 +47,6 @@ func (a *App) serverCommand() *cobra.Command {
 			}),
 		},
 	})
-}
-
-// memberStatus is a cell for what gossip says of an agent.
-func memberStatus(status string) Cell {
-	switch status { // package discovery has them, and all of gossip
-	case "alive":
-		return Cell{status, Green}
-	case "failed":
-		return Cell{status, Red}
-	default:
-		return Cell{status, Yellow}
-	}
 }
 
 // maxKeyFile is more bytes than a key in base64 has.

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +15,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/go-jose/go-jose/v4"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -21,6 +25,8 @@ import (
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/doctor"
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -36,12 +42,10 @@ func (a *App) setupCommand() *cobra.Command {
 
 // setupFlags are those of setup consul.
 type setupFlags struct {
-	paths                                                        []string
-	name                                                         string
-	login, minted, gateways, intentions, dryRun, checks, destroy bool
-	rotateKey                                                    bool
-	services                                                     []string
-	jwksURL, jwksCA                                              string
+	setupInput                // those that it has itself
+	paths, services           []string
+	name, jwksCA              string
+	dryRun, checks, rotateKey bool
 }
 
 func setupVerb() verb {
@@ -78,26 +82,21 @@ cannot fetch the keys, or if a rotation of the key is stuck.`,
 			flags.StringArrayVar(&f.paths, "config", nil,
 				"`PATH` of the agent's configuration; may be given more than once (default "+config.SystemDir+", if it is there)")
 			flags.StringVar(&f.name, "consul", service.DefaultConsul, "the `NAME` of the consul block")
-			flags.BoolVar(&f.login, "login", false, "services get their tokens by login")
-			flags.BoolVar(&f.minted, "minted", false, "services get minted tokens")
-			flags.BoolVar(&f.gateways, "gateways", false, "the host's token may write what ingress and terminating gateways need")
-			flags.BoolVar(&f.intentions, "intentions", false, "the host's token may say who may call a service")
+			flags.BoolVar(&f.Login, "login", false, "services get their tokens by login")
+			flags.BoolVar(&f.Minted, "minted", false, "services get minted tokens")
+			flags.BoolVar(&f.Gateways, "gateways", false, "the host's token may write what ingress and terminating gateways need")
+			flags.BoolVar(&f.Intentions, "intentions", false, "the host's token may say who may call a service")
 			flags.StringArrayVar(&f.services, "services", nil, "which services a namespace's workloads may be by login, as "+
 				"`NAMESPACE=NAME,...` with * for\nany text; may be given more than once (default: as Consul has it, or default=*)")
-			flags.StringVar(&f.jwksURL, "jwks-url", "", "Consul fetches the public keys from this `URL`, instead of having them")
+			flags.StringVar(&f.JWKSURL, "jwks-url", "", "Consul fetches the public keys from this `URL`, instead of having them")
 			flags.StringVar(&f.jwksCA, "jwks-ca", "", "a `FILE` with the CA certificates for that URL")
 			flags.BoolVar(&f.rotateKey, "rotate-key", false, "replace the key that signs, with an overlap")
 			flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
 			flags.BoolVar(&f.checks, "check", false, "only show what is missing or different")
-			flags.BoolVar(&f.destroy, "destroy", false, "remove what this command has made, for all hosts of this Consul")
+			flags.BoolVar(&f.Destroy, "destroy", false, "remove what this command has made, for all hosts of this Consul")
 		},
-		apart: [][]string{
-			{"login", "minted"},
-			{"dry-run", "check"},
-			{"destroy", "check"},
-			{"rotate-key", "minted"},
-			{"rotate-key", "destroy"},
-			{"rotate-key", "check"},
+		apart: []string{
+			"login minted", "dry-run check", "destroy check", "rotate-key minted", "rotate-key destroy", "rotate-key check",
 		},
 		local: func(ctx context.Context, c *call) error { return runSetup(ctx, c, &f) },
 	}
@@ -190,14 +189,12 @@ func setUp(ctx context.Context, a *App, cfg *config.Agent, in setupInput, rotate
 
 // input makes the plugin's input of the flags, the configuration and the environment.
 func (f *setupFlags) input(cfg *config.Agent) (setupInput, error) {
-	in := setupInput{
-		Mode: setupApply, Destroy: f.destroy, Login: f.login, Minted: f.minted, Gateways: f.gateways,
-		Intentions: f.intentions, Node: cfg.Name, JWKSURL: f.jwksURL,
-	}
-	if f.dryRun {
+	in := f.setupInput
+	in.Mode, in.Node = setupApply, cfg.Name
+	switch {
+	case f.dryRun:
 		in.Mode = "dry-run"
-	}
-	if f.checks {
+	case f.checks:
 		in.Mode = "check"
 	}
 	block := config.NewConsul(f.name)
@@ -312,4 +309,112 @@ func showSetup(p *Printer, r setupReport, err error) error {
 		}
 	}
 	return nil
+}
+
+// Times of setup consul.
+const (
+	keysTimeout = 15 * time.Second       // for the agent's answer
+	keysPause   = 200 * time.Millisecond // between two questions how far a rotation is
+	keysPatient = time.Minute            // until the next key signs
+)
+
+// signingKeys are the keys with which the agent's cluster signs, as its leader tells.
+type signingKeys struct {
+	client *api.Client
+	is     *hostv1.SigningKeys
+}
+
+// newSigningKeys makes a client of the agent on this machine.
+func newSigningKeys(a *App, cfg *config.Agent) (*signingKeys, error) {
+	secret, err := a.token()
+	if err != nil {
+		return nil, Usage("%w", err)
+	}
+	client, err := api.New("unix://"+cfg.Socket, api.WithToken(secret))
+	return &signingKeys{client: client}, err
+}
+
+// ask reads the keys. rotate begins to replace the one that signs, unless that has begun.
+func (k *signingKeys) ask(ctx context.Context, rotate bool) error {
+	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
+	defer cancel()
+	if rotate {
+		resp, err := k.client.Secrets.RotateSigningKey(ctx, &hostv1.RotateSigningKeyRequest{})
+		if err != nil {
+			return err
+		}
+		k.is = resp.GetKeys()
+		return nil
+	}
+	resp, err := k.client.Secrets.GetSigningKeys(ctx, &hostv1.GetSigningKeysRequest{})
+	if err != nil {
+		return err
+	}
+	k.is = resp.GetKeys()
+	return nil
+}
+
+// pems returns the public keys that Consul must have, and those that it must not have any more, in PEM.
+func (k *signingKeys) pems() (wanted, retired []string, err error) {
+	signs, err := publicPEM(k.is.GetSigns())
+	if err != nil || k.is.GetOther() == nil {
+		return []string{signs}, nil, err
+	}
+	other, err := publicPEM(k.is.GetOther())
+	if k.is.GetOtherState() == hostv1.SigningKeyState_SIGNING_KEY_STATE_WITHDRAWN {
+		return []string{signs}, []string{other}, err
+	}
+	return []string{signs, other}, nil, err
+}
+
+func publicPEM(k *hostv1.SigningKey) (string, error) {
+	var key jose.JSONWebKey
+	err := key.UnmarshalJSON(k.GetPublic())
+	var der []byte
+	if err == nil {
+		der, err = x509.MarshalPKIXPublicKey(key.Key)
+	}
+	if err != nil {
+		return "", fmt.Errorf("the agent's public key %s: %w", k.GetId(), err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})), nil
+}
+
+// awaitSigns waits until the next key signs, with a bound: the agent goes on without this command.
+func (k *signingKeys) awaitSigns(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, keysPatient)
+	defer cancel()
+	for k.is.GetOtherState() == hostv1.SigningKeyState_SIGNING_KEY_STATE_NEXT {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(keysPause):
+		}
+		_ = k.ask(ctx, false) // while there is no leader, what was known stays
+	}
+}
+
+// steps describes a rotation that is under way. would: there is none, and -rotate-key would begin one.
+func (k *signingKeys) steps(would bool) []doctor.SetupStep {
+	other, since := k.is.GetOther().GetId(), k.is.GetSince().AsTime().Format(time.RFC3339)
+	step := doctor.SetupStep{Object: "signing key " + k.is.GetSigns().GetId(), Wrong: k.is.GetStuck()}
+	why := k.is.GetWaitsFor()
+	if why != "" {
+		why = ": " + why
+	}
+	switch k.is.GetOtherState() {
+	case hostv1.SigningKeyState_SIGNING_KEY_STATE_NEXT:
+		step.Text = fmt.Sprintf("is being replaced by %s since %s%s", other, since, why)
+		step.Wrong = true
+	case hostv1.SigningKeyState_SIGNING_KEY_STATE_PREVIOUS:
+		step.Text = fmt.Sprintf("signs since %s instead of %s%s", since, other, why)
+	case hostv1.SigningKeyState_SIGNING_KEY_STATE_WITHDRAWN:
+		step.Text = fmt.Sprintf("has replaced %s, which is published no more since %s", other, since)
+	default:
+		if !would {
+			return nil
+		}
+		step.Text = "would be replaced"
+	}
+	return []doctor.SetupStep{step}
 }

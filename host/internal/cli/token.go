@@ -116,15 +116,8 @@ var tokenColumns = columns[*hostv1.Token]{
 var inspectedColumns = columns[*hostv1.InspectedToken]{
 	[]string{"SERVICE", "CONSUL", "ACCESSOR", "EXPIRES", "STATE", "ERROR"},
 	func(t *Table, k *hostv1.InspectedToken) {
-		state := Cell{k.GetState(), Red}
-		switch k.GetState() {
-		case "valid":
-			state.Color = Green
-		case "none", "unknown":
-			state.Color = Yellow
-		}
 		t.Row(k.GetToken().GetService(), k.GetToken().GetConsul(), k.GetToken().GetAccessor(),
-			ahead(k.GetToken().GetExpiresAt()), state, k.GetError())
+			ahead(k.GetToken().GetExpiresAt()), stateCell(k.GetState()), k.GetError())
 	},
 	"no service of the workload has a token; one with a connect block has",
 }

@@ -19,9 +19,8 @@ type verb struct {
 	// formats are those of -o that it has in addition to table and json.
 	formats string
 	flags   func(f *pflag.FlagSet)
-	// needs are flags that must be given, apart those of which one may be.
-	needs []string
-	apart [][]string
+	// needs are flags that must be given, apart pairs of which one may be.
+	needs, apart []string
 	// parameters and secrets are for a driver: the flags -parameter and -secret-from.
 	parameters, secrets bool
 	// run is the work of a command that calls the agent, local that of another.
@@ -90,8 +89,8 @@ func (a *App) command(v verb) *cobra.Command {
 	if len(v.needs) > 0 {
 		require(cmd, v.needs...)
 	}
-	for _, names := range v.apart {
-		cmd.MarkFlagsMutuallyExclusive(names...)
+	for _, pair := range v.apart {
+		cmd.MarkFlagsMutuallyExclusive(strings.Fields(pair)...)
 	}
 	if v.local != nil {
 		cmd.RunE = a.Do(func(ctx context.Context, args []string) error { return v.local(ctx, &call{App: a, args: args}) })

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -31,13 +31,26 @@ func problems(c *call, all []string, summary string, args ...any) error {
 	return Hinted(Coded(ExitRefused, fmt.Errorf(summary, args...)), "nothing was changed")
 }
 
-// dryRun is what a start would do.
+// dryRun is what a start would do, as -o json prints it.
 type dryRun struct {
-	*hostv1.CheckWorkloadResponse
-	spec *hostv1.WorkloadSpec
-	// claims are those on the volumes, and refused why the workload would not get one; both by request.
-	claims  map[string][]*hostv1.Claim
-	refused map[string]string
+	Workload string      `json:"workload"`
+	Node     string      `json:"node"`
+	State    string      `json:"state"`
+	Outcome  string      `json:"outcome"`
+	Volumes  []dryVolume `json:"volumes"`
+	Problems []string    `json:"problems"`
+}
+
+// dryVolume is what a start would do with a volume. Refused is why the workload would not get its claim.
+type dryVolume struct {
+	Request        string   `json:"request"`
+	Volume         string   `json:"volume"`
+	Driver         string   `json:"driver"`
+	Mode           string   `json:"mode"`
+	AccessMode     string   `json:"accessMode"`
+	AttachmentMode string   `json:"attachmentMode"`
+	Holders        []string `json:"holders"`
+	Refused        string   `json:"refused"`
 }
 
 // dryStart prints what a start would do and who has what, and changes nothing. It is an error if the start would be
@@ -47,22 +60,28 @@ func dryStart(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
 	if err != nil {
 		return err
 	}
-	d := &dryRun{
-		CheckWorkloadResponse: resp, spec: spec, claims: map[string][]*hostv1.Claim{}, refused: map[string]string{},
-	}
-	for _, v := range resp.GetVolumes() {
-		if err := d.claim(ctx, c.Client, v); err != nil {
-			return err
-		}
-	}
-	if err := c.Print(d.value(), nil, func() { showDryRun(c.Printer, d) }); err != nil {
-		return err
+	d := dryRun{
+		spec.GetId(), resp.GetNode(), resp.GetState(), outcome(spec, resp),
+		[]dryVolume{},
+		append([]string{}, resp.GetProblems()...),
 	}
 	all := resp.GetProblems()
 	for _, v := range resp.GetVolumes() {
-		if why := d.refused[v.GetRequest()]; why != "" {
-			all = append(all, why)
+		one := dryVolume{
+			v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(), []string{}, "",
 		}
+		if v.GetVolume() != "" { // else its driver makes it for this workload
+			if err := one.claim(ctx, c, spec, resp.GetNode()); err != nil {
+				return err
+			}
+		}
+		if one.Refused != "" {
+			all = append(all, one.Refused)
+		}
+		d.Volumes = append(d.Volumes, one)
+	}
+	if err := c.Print(d, nil, func() { showDryRun(c.Printer, d) }); err != nil {
+		return err
 	}
 	if len(all) > 0 {
 		return problems(c, all, "workload %q would not start on node %q now", spec.GetId(), resp.GetNode())
@@ -71,123 +90,74 @@ func dryStart(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
 }
 
 // claim finds out who has a volume, and whether the workload would get its claim.
-func (d *dryRun) claim(ctx context.Context, client *api.Client, v *hostv1.CheckedVolume) error {
-	if v.GetVolume() == "" {
-		return nil // its driver makes it for this workload
-	}
-	resp, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
-		Namespace: d.spec.GetNamespace(), Id: v.GetVolume(),
-	})
+func (v *dryVolume) claim(ctx context.Context, c *call, spec *hostv1.WorkloadSpec, node string) error {
+	resp, err := c.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: v.Volume})
 	if err != nil {
 		return err
 	}
 	have := resp.GetVolume()
-	ref := claim.VolumeRef{Namespace: d.spec.GetNamespace(), ID: v.GetVolume()}
+	ref := claim.VolumeRef{Namespace: spec.GetNamespace(), ID: v.Volume}
 	volume := claim.Volume{
 		VolumeRef: ref, AccessMode: claim.AccessMode(have.GetAccessMode()),
 		AttachmentMode: claim.AttachmentMode(have.GetAttachmentMode()),
 	}
-	for _, c := range have.GetSpec().GetCapabilities() {
+	for _, one := range have.GetSpec().GetCapabilities() {
 		volume.Capabilities = append(volume.Capabilities, claim.Capability{
-			AccessMode: claim.AccessMode(c.GetAccessMode()), AttachmentMode: claim.AttachmentMode(c.GetAttachmentMode()),
+			AccessMode: claim.AccessMode(one.GetAccessMode()), AttachmentMode: claim.AttachmentMode(one.GetAttachmentMode()),
 		})
 	}
 	var held []claim.Claim
-	for _, c := range have.GetClaims() {
-		held = append(held, claim.Claim{
-			Volume: ref, Workload: claim.WorkloadRef{Namespace: c.GetNamespace(), ID: c.GetWorkload()}, Node: c.GetNode(),
-			Mode: claim.Mode(c.GetMode()), AccessMode: claim.AccessMode(c.GetAccessMode()),
-			AttachmentMode: claim.AttachmentMode(c.GetAttachmentMode()), State: claim.State(c.GetState()),
-			TakenAt: c.GetTakenAt().AsTime(),
-		})
+	for _, one := range have.GetClaims() {
+		h := claim.Claim{
+			Volume: ref, Workload: claim.WorkloadRef{Namespace: one.GetNamespace(), ID: one.GetWorkload()}, Node: one.GetNode(),
+			Mode: claim.Mode(one.GetMode()), AccessMode: claim.AccessMode(one.GetAccessMode()),
+			AttachmentMode: claim.AttachmentMode(one.GetAttachmentMode()), State: claim.State(one.GetState()),
+			TakenAt: one.GetTakenAt().AsTime(),
+		}
+		held = append(held, h)
+		v.Holders = append(v.Holders, fmt.Sprintf("%s on %s (%s)", h.Workload, h.Node, h.Mode))
 	}
 	_, _, err = claim.Take(volume, held, claim.Claim{
-		Volume: ref, Workload: claim.WorkloadRef{Namespace: d.spec.GetNamespace(), ID: d.spec.GetId()}, Node: d.GetNode(),
-		Mode: claim.Mode(v.GetMode()), AccessMode: claim.AccessMode(v.GetAccessMode()),
-		AttachmentMode: claim.AttachmentMode(v.GetAttachmentMode()),
+		Volume: ref, Workload: claim.WorkloadRef{Namespace: spec.GetNamespace(), ID: spec.GetId()}, Node: node,
+		Mode: claim.Mode(v.Mode), AccessMode: claim.AccessMode(v.AccessMode),
+		AttachmentMode: claim.AttachmentMode(v.AttachmentMode),
 	}, time.Now())
-	d.claims[v.GetRequest()] = have.GetClaims()
 	if err != nil {
-		d.refused[v.GetRequest()] = err.Error()
+		v.Refused = err.Error()
 	}
 	return nil
 }
 
-func showDryRun(p *Printer, d *dryRun) {
-	p.Say("workload %q on node %q: %s", d.spec.GetId(), d.GetNode(), d.outcome())
-	if len(d.GetVolumes()) == 0 {
+func showDryRun(p *Printer, d dryRun) {
+	p.Say("workload %q on node %q: %s", d.Workload, d.Node, d.Outcome)
+	if len(d.Volumes) == 0 {
 		return
 	}
 	t := NewTable("VOLUME", "SOURCE", "DRIVER", "CLAIM", "ACCESS MODE", "ATTACHMENT", "HELD BY", "WOULD BE")
-	for _, v := range d.GetVolumes() {
+	for _, v := range d.Volumes {
 		would := Cell{"granted", Green}
-		if d.refused[v.GetRequest()] != "" {
+		switch {
+		case v.Volume == "":
+			would.Text = "made"
+		case v.Refused != "":
 			would = Cell{"refused", Red}
 		}
-		if v.GetVolume() == "" {
-			would = Cell{"made", Green}
-		}
-		t.Row(v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(),
-			holders(d.claims[v.GetRequest()]), would)
+		t.Row(v.Request, v.Volume, v.Driver, v.Mode, v.AccessMode, v.AttachmentMode, listed(v.Holders), would)
 	}
 	p.Show(t)
 }
 
 // outcome says in words what a start would do first.
-func (d *dryRun) outcome() string {
-	waits := append(append([]string{}, d.spec.GetAfter()...), d.spec.GetReplaces()...)
+func outcome(spec *hostv1.WorkloadSpec, now *hostv1.CheckWorkloadResponse) string {
+	waits := slices.Concat(spec.GetAfter(), spec.GetReplaces())
 	switch {
-	case d.GetState() == "stopping":
+	case now.GetState() == "stopping":
 		return "a start would wait for the end of its earlier run"
-	case d.GetState() != "" && len(d.GetProblems()) == 0:
-		return fmt.Sprintf("it is %s; a start would change nothing but its services", d.GetState())
+	case now.GetState() != "" && len(now.GetProblems()) == 0:
+		return fmt.Sprintf("it is %s; a start would change nothing but its services", now.GetState())
 	case len(waits) > 0:
-		return "a start would wait for the end of " + strings.Join(waits, ", ")
+		return "a start would wait for the end of " + listed(waits)
 	default:
 		return "a start would claim its volumes"
 	}
-}
-
-// holders names those who have claims on a volume.
-func holders(claims []*hostv1.Claim) string {
-	var all []string
-	for _, c := range claims {
-		w := claim.WorkloadRef{Namespace: c.GetNamespace(), ID: c.GetWorkload()}
-		all = append(all, fmt.Sprintf("%s on %s (%s)", w, c.GetNode(), c.GetMode()))
-	}
-	return strings.Join(all, ", ")
-}
-
-// value is what -o json prints.
-func (d *dryRun) value() any {
-	type volume struct {
-		Request        string   `json:"request"`
-		Volume         string   `json:"volume"`
-		Driver         string   `json:"driver"`
-		Mode           string   `json:"mode"`
-		AccessMode     string   `json:"accessMode"`
-		AttachmentMode string   `json:"attachmentMode"`
-		Holders        []string `json:"holders"`
-		Refused        string   `json:"refused"`
-	}
-	out := struct {
-		Workload string   `json:"workload"`
-		Node     string   `json:"node"`
-		State    string   `json:"state"`
-		Outcome  string   `json:"outcome"`
-		Volumes  []volume `json:"volumes"`
-		Problems []string `json:"problems"`
-	}{d.spec.GetId(), d.GetNode(), d.GetState(), d.outcome(), []volume{}, append([]string{}, d.GetProblems()...)}
-	for _, v := range d.GetVolumes() {
-		one := volume{
-			v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(),
-			[]string{},
-			d.refused[v.GetRequest()],
-		}
-		for _, c := range d.claims[v.GetRequest()] {
-			one.Holders = append(one.Holders, holders([]*hostv1.Claim{c}))
-		}
-		out.Volumes = append(out.Volumes, one)
-	}
-	return out
 }

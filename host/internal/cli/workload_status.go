@@ -12,23 +12,10 @@ import (
 var workloadColumns = columns[*hostv1.Workload]{
 	[]string{"ID", "NAMESPACE", "STATE", "VOLUMES", "SERVICES", "PID", "AGE", "MESSAGE"},
 	func(t *Table, w *hostv1.Workload) {
-		t.Row(w.GetSpec().GetId(), w.GetSpec().GetNamespace(), workloadState(w.GetState()), len(w.GetSpec().GetVolumes()),
+		t.Row(w.GetSpec().GetId(), w.GetSpec().GetNamespace(), stateCell(w.GetState()), len(w.GetSpec().GetVolumes()),
 			len(w.GetSpec().GetServices()), number(w.GetPid()), age(w.GetStartedAt()), w.GetMessage())
 	},
 	"no workloads; start one with pannier workload run or pannier workload start",
-}
-
-func workloadState(state string) Cell {
-	switch state {
-	case "running":
-		return Cell{state, Green}
-	case "failed":
-		return Cell{state, Red}
-	case "stopped":
-		return Cell{state, ""}
-	default:
-		return Cell{state, Yellow}
-	}
 }
 
 // showWorkload shows a workload, and those who have its volumes.
@@ -37,7 +24,7 @@ func showWorkload(p *Printer, w *hostv1.Workload, holders ...*hostv1.Holder) {
 	t.Row("ID", w.GetSpec().GetId())
 	t.Row("Namespace", w.GetSpec().GetNamespace())
 	t.Row("Node", w.GetNode())
-	t.Row("State", workloadState(w.GetState()))
+	t.Row("State", stateCell(w.GetState()))
 	said := w.GetMessage()
 	if w.GetRelease() == nil || said != w.GetRelease().GetError() {
 		t.Row("Message", said)
