@@ -8,15 +8,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) aclCommand() *cobra.Command {
-	return a.noun("acl", "Access control: policies, roles and tokens", []verb{{
+func aclNoun() noun {
+	return nounOf("acl", "Access control: policies, roles and tokens", []verb{{
 		use: "bootstrap", short: "Make the first management token, once",
 		long: `Make the first management token, once. Run it as root on a server, or with a
 certificate of the role cli. The secret is shown only once: keep it where only operators can
@@ -26,9 +25,9 @@ read it. When all management tokens are lost, the error says how to make another
 			return newToken(c, resp, err)
 		},
 	}},
-		a.noun("policy", "Policies: what is allowed", policyVerbs()),
-		a.noun("role", "Roles: sets of policies", roleVerbs()),
-		a.noun("token", "Tokens of callers, with their policies and roles", aclTokenVerbs()))
+		nounOf("policy", "Policies: what is allowed", policyVerbs()),
+		nounOf("role", "Roles: sets of policies", roleVerbs()),
+		nounOf("token", "Tokens of callers, with their policies and roles", aclTokenVerbs()))
 }
 
 // tokenEnv is the variable with the secret of the token to call with.

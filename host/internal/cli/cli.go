@@ -112,11 +112,12 @@ func untilSignal() (context.Context, context.CancelFunc) {
 }
 
 func (a *App) rootCommand() *cobra.Command {
-	return a.Root(a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
+	root := nounOf("pannier", "CSI volumes and Consul identities for the workloads of a host",
 		[]verb{eventsVerb(), statusVerb(), monitorVerb(), doctorVerb(), debugVerb()},
-		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
-		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(), a.aclCommand(),
-		a.tlsCommand(), a.setupCommand(), a.importCommand(), a.selfCommand(), a.completionCommand(), agentCommand()))
+		volumeNoun(), driverNoun(), deviceNoun(), pluginNoun(), workloadNoun(), tokenNoun(), nodeNoun(), serverNoun(),
+		operatorNoun(), keyringNoun(), systemNoun(), aclNoun(), tlsNoun(), setupNoun(), importNoun(), selfNoun())
+	root.others = []*cobra.Command{completionCommand(a.Printer), agentCommand()}
+	return a.Root(a.tree(root))
 }
 
 // Root adds to the root of a program's commands what both programs have.
@@ -268,13 +269,7 @@ func (a *App) Address() string {
 
 // namespaceOr returns the namespace of the flag or the environment, or another.
 func (a *App) namespaceOr(other string) string {
-	if a.namespace != "" {
-		return a.namespace
-	}
-	if ns := os.Getenv("PANNIER_NAMESPACE"); ns != "" {
-		return ns
-	}
-	return other
+	return cmp.Or(a.namespace, os.Getenv("PANNIER_NAMESPACE"), other)
 }
 
 // version is this program's.

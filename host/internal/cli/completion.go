@@ -162,7 +162,7 @@ func names[T any](all []T, name func(T) string) (out []string) {
 	return out
 }
 
-func (a *App) completionCommand() *cobra.Command {
+func completionCommand(p *Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "completion bash|zsh|fish", Short: "Write a completion script for a shell",
 		Long: `Write a completion script for a shell to standard output. It completes ids too, when the
@@ -175,11 +175,11 @@ pannier completion fish > ~/.config/fish/completions/pannier.fish`,
 			root := cmd.Root()
 			switch args[0] {
 			case "bash":
-				return root.GenBashCompletionV2(a.Out, true)
+				return root.GenBashCompletionV2(p.Out, true)
 			case "zsh":
-				return root.GenZshCompletion(a.Out)
+				return root.GenZshCompletion(p.Out)
 			case "fish":
-				return root.GenFishCompletion(a.Out, true)
+				return root.GenFishCompletion(p.Out, true)
 			}
 			return &usageError{err: fmt.Errorf("shell %q is not one of bash, zsh, fish", args[0]), command: cmd.CommandPath()}
 		},

@@ -8,15 +8,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) deviceCommand() *cobra.Command {
+func deviceNoun() noun {
 	var interval time.Duration
-	return a.noun("device", "Devices of this node, such as GPUs", []verb{
+	return nounOf("device", "Devices of this node, such as GPUs", []verb{
 		{
 			use: "list", short: "List the devices, and which workload has which",
 			run: func(ctx context.Context, c *call) error {

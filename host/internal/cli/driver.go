@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/config"
@@ -17,8 +16,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) driverCommand() *cobra.Command {
-	return a.noun("driver", "CSI drivers on this node", append(driverRegisterVerbs(), driverStatusVerbs()...))
+func driverNoun() noun {
+	return nounOf("driver", "CSI drivers on this node", append(driverRegisterVerbs(), driverStatusVerbs()...))
 }
 
 // driverRegisterVerbs add, remove and restart a driver.
@@ -240,10 +239,10 @@ func capacityText(c *hostv1.DriverCapacity) string {
 }
 
 // joinMap writes a map as key=value, sorted.
-func joinMap(m map[string]string) string {
+func joinMap[V any](m map[string]V) string {
 	var list []string
 	for _, key := range slices.Sorted(maps.Keys(m)) {
-		list = append(list, key+"="+m[key])
+		list = append(list, fmt.Sprintf("%s=%v", key, m[key]))
 	}
 	return strings.Join(list, " ")
 }

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -30,9 +29,9 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) importCommand() *cobra.Command {
+func importNoun() noun {
 	var f importFlags
-	return a.noun("import", "Take over what another program knows", []verb{{
+	return nounOf("import", "Take over what another program knows", []verb{{
 		use: "nomad", short: "Register the CSI volumes of a Nomad server here",
 		long: `Register the CSI volumes of a Nomad server here, with what Nomad knows of them: driver, external
 id, context, capabilities, capacity, parameters and topology. Nomad is only read. The command may
@@ -133,51 +132,41 @@ func sayImported(p *Printer, all []imported) {
 
 // importVolume registers one volume, if nothing is against it.
 func importVolume(ctx context.Context, client *api.Client, f importFlags, v nomadVolume) imported {
-	one := imported{Namespace: v.Namespace, ID: v.ID}
-	spec := v.spec()
-	known, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: v.Namespace, Id: v.ID})
-	switch {
-	case err == nil:
-		has := known.GetVolume().GetSpec()
-		one.Outcome = importKnown
-		if has.GetPluginId() != v.PluginID || has.GetExternalId() != v.ExternalID {
-			one.Outcome, one.Detail = importFailed, fmt.Sprintf("another volume is registered with this id: %s of driver %q",
-				has.GetExternalId(), has.GetPluginId())
-		}
-		return one
-	case connect.CodeOf(err) != connect.CodeNotFound:
-		one.Outcome, one.Detail = importFailed, err.Error()
-		return one
+	is := func(outcome, format string, args ...any) imported {
+		return imported{Namespace: v.Namespace, ID: v.ID, Outcome: outcome, Detail: fmt.Sprintf(format, args...)}
 	}
-	if hidden := v.hidden(); len(hidden) > 0 {
-		one.Outcome, one.Detail = importIncomplete, "Nomad does not show its "+strings.Join(hidden, " and ")
+	known, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: v.Namespace, Id: v.ID})
+	switch has := known.GetVolume().GetSpec(); {
+	case err == nil && (has.GetPluginId() != v.PluginID || has.GetExternalId() != v.ExternalID):
+		return is(importFailed, "another volume is registered with this id: %s of driver %q", has.GetExternalId(),
+			has.GetPluginId())
+	case err == nil:
+		return is(importKnown, "")
+	case connect.CodeOf(err) != connect.CodeNotFound:
+		return is(importFailed, "%v", err)
+	}
+	if hidden := strings.Join(v.hidden(), " and "); hidden != "" {
 		path, err := v.write(f)
 		switch {
 		case err != nil:
-			one.Outcome, one.Detail = importFailed, err.Error()
+			return is(importFailed, "%v", err)
 		case path == "":
-			one.Detail += "; -write DIR writes a spec to complete"
-		default:
-			one.Detail += fmt.Sprintf("; complete %s, then: pannier volume register %s", path, path)
+			return is(importIncomplete, "Nomad does not show its %s; -write DIR writes a spec to complete", hidden)
 		}
-		return one
+		return is(importIncomplete, "Nomad does not show its %s; complete %s, then: pannier volume register %[2]s", hidden, path)
 	}
 	if n := v.claims(); n > 0 && !f.force {
-		one.Outcome = importInUse
-		one.Detail = fmt.Sprintf("claimed by %s of Nomad (%s): stop them first", escape.Count(n, "allocation"),
-			strings.Join(v.jobs(), ", "))
-		return one
+		return is(importInUse, "claimed by %s of Nomad (%s): stop them first", escape.Count(n, "allocation"), listed(v.jobs()))
 	}
 	if f.dryRun {
-		one.Outcome = importWould
-		return one
+		return is(importWould, "")
 	}
-	res, err := client.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec})
+	res, err := client.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: v.spec()})
 	if err != nil {
-		one.Outcome, one.Detail = importFailed, err.Error()
-		return one
+		return is(importFailed, "%v", err)
 	}
-	one.Outcome, one.Warnings = importRegistered, res.GetWarnings()
+	one := is(importRegistered, "")
+	one.Warnings = res.GetWarnings()
 	return one
 }
 

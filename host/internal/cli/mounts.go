@@ -187,23 +187,22 @@ func deviceAllow(path, access string, kinds []uint32) (string, error) {
 // with their paths and the ports.
 func dockerVariables(w *hostv1.Workload) (string, error) {
 	var out strings.Builder
+	var mounts []place
 	if dir := w.GetSecretsDir(); dir != "" {
-		mount, err := dockerPlace(place{from: dir, to: secretsInContainer, readOnly: true})
-		if err != nil {
-			return "", err
-		}
-		out.WriteString(mount)
+		mounts = append(mounts, place{from: dir, to: secretsInContainer, readOnly: true})
 	}
 	for _, s := range w.GetServices() { // the bootstrap has the host's paths, and the proxy makes its sockets there
-		if s.GetAdminSocket() == "" {
-			continue
+		if s.GetAdminSocket() != "" {
+			folder := path.Dir(s.GetAdminSocket())
+			mounts = append(mounts, place{from: folder, to: folder})
 		}
-		folder := path.Dir(s.GetAdminSocket())
-		mount, err := dockerPlace(place{from: folder, to: folder})
+	}
+	for _, m := range mounts {
+		text, err := dockerPlace(m)
 		if err != nil {
 			return "", err
 		}
-		out.WriteString(mount)
+		out.WriteString(text)
 	}
 	env := variables(w, secretsInContainer)
 	for _, key := range slices.Sorted(maps.Keys(env)) {
@@ -286,11 +285,15 @@ func fitsAddress(units []string, credential string) error {
 // plainPaths refuses paths that a shell or the format would split.
 func plainPaths(forbidden string, paths ...string) error {
 	for _, path := range paths {
-		if strings.ContainsAny(path, " $`*?[];&|<>(){}!~#"+forbidden) || path != printable(path) {
+		if !plain(path, forbidden) {
 			return fmt.Errorf("the path %q has characters that this format cannot carry; use -o json", path)
 		}
 	}
 	return nil
+}
+
+func plain(text, forbidden string) bool {
+	return !strings.ContainsAny(text, " $`*?[];&|<>(){}!~#"+forbidden) && text == printable(text)
 }
 
 // deviceMounts returns the mounts that a program needs for its devices. Device files are bound
@@ -314,7 +317,7 @@ func deviceMounts(r *hostv1.DeviceReservation) (out []launch.Mount, err error) {
 // plainEnv refuses variables that a shell or systemd would split.
 func plainEnv(env map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(env)) {
-		if text := key + env[key]; strings.ContainsAny(text, " $`*?[];&|<>(){}!~#\\\"'") || text != printable(text) {
+		if !plain(key+env[key], "\\\"'") {
 			return fmt.Errorf("the variable %s=%q has characters that this format cannot carry; use -o json", key, env[key])
 		}
 	}

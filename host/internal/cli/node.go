@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -13,8 +12,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) nodeCommand() *cobra.Command {
-	return a.noun("node", "Nodes of the cluster", append(nodeRuleVerbs(), nodeStatusVerb(), drainVerb()))
+func nodeNoun() noun {
+	return nounOf("node", "Nodes of the cluster", append(nodeRuleVerbs(), nodeStatusVerb(), drainVerb()))
 }
 
 func nodeStatusVerb() verb {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -22,12 +21,12 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) operatorCommand() *cobra.Command {
-	return a.noun("operator", "The cluster's servers", nil,
-		a.noun("raft", "Servers that take part in raft", raftVerbs()),
-		a.noun("autopilot", "Automatic maintenance of servers by the leader", autopilotVerbs()),
-		a.noun("snapshot", "Copies of the ledger", ledgerVerbs()),
-		a.noun("secrets", "The keys that encrypt secrets in the ledger", secretsVerbs()))
+func operatorNoun() noun {
+	return nounOf("operator", "The cluster's servers", nil,
+		nounOf("raft", "Servers that take part in raft", raftVerbs()),
+		nounOf("autopilot", "Automatic maintenance of servers by the leader", autopilotVerbs()),
+		nounOf("snapshot", "Copies of the ledger", ledgerVerbs()),
+		nounOf("secrets", "The keys that encrypt secrets in the ledger", secretsVerbs()))
 }
 
 func raftVerbs() []verb {
@@ -202,9 +201,9 @@ func secretsTable(keys []*hostv1.SecretsKey) *Table {
 	return t
 }
 
-func (a *App) systemCommand() *cobra.Command {
+func systemNoun() noun {
 	req := &hostv1.CollectGarbageRequest{}
-	return a.noun("system", "Maintenance of the ledger", []verb{{
+	return nounOf("system", "Maintenance of the ledger", []verb{{
 		use: "gc", short: "Collect garbage now", example: "-dry-run",
 		long: `Collect garbage now: claims of workloads that have ended,
 ended workloads, drivers that no node has, nodes that are down and hold nothing, expired

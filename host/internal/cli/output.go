@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -44,12 +45,9 @@ type Printer struct {
 const extraFormats = "formats"
 
 func (p *Printer) checkFormat(cmd *cobra.Command) error {
-	allowed := []string{formatTable, formatJSON}
-	allowed = append(allowed, strings.Fields(cmd.Annotations[extraFormats])...)
-	for _, format := range allowed {
-		if p.format == format {
-			return nil
-		}
+	allowed := append([]string{formatTable, formatJSON}, strings.Fields(cmd.Annotations[extraFormats])...)
+	if slices.Contains(allowed, p.format) {
+		return nil
 	}
 	return fmt.Errorf("output format %q is not one of %s", p.format, strings.Join(allowed, ", "))
 }
@@ -212,11 +210,9 @@ func NewTable(header ...string) *Table {
 func (t *Table) Row(cells ...any) {
 	row := make([]Cell, len(cells))
 	for i, c := range cells {
-		switch c := c.(type) {
-		case Cell:
-			row[i] = c
-		default:
-			row[i] = Cell{Text: fmt.Sprint(c)}
+		var colored bool
+		if row[i], colored = c.(Cell); !colored {
+			row[i].Text = fmt.Sprint(c)
 		}
 	}
 	t.add(row...)

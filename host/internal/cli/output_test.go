@@ -52,7 +52,7 @@ func TestSpan(t *testing.T) {
 // On a terminal, the lines of running steps are redrawn and those of ended steps stay.
 func TestLiveProgress(t *testing.T) {
 	var out bytes.Buffer
-	p := &progress{w: &out, live: true, stop: make(chan struct{})}
+	p := &progress{w: &out, live: true, stop: func() {}}
 	send := func(name, state, failure string) {
 		p.step(&hostv1.Step{
 			Name: name, Volume: "v", State: state, Error: failure, Took: durationpb.New(time.Second),

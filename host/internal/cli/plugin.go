@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -18,10 +17,11 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) pluginCommand() *cobra.Command {
+func pluginNoun() noun {
 	verbs := append(swapVerbs(), pinVerbs()...)
-	return a.noun("plugin", "Plugin processes of this host", append(verbs, pluginStatusVerbs()...),
-		agentsOwn("plugin", "install", "upgrade", "info", "test", "new")...)
+	plugin := nounOf("plugin", "Plugin processes of this host", append(verbs, pluginStatusVerbs()...))
+	plugin.others = agentsOwn("plugin", "install", "upgrade", "info", "test", "new")
+	return plugin
 }
 
 // grace is the flag -grace.

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -30,8 +31,9 @@ type progress struct {
 	// failed are the lines of failed steps.
 	failed []*stepLine
 	// drawn is the number of lines above the cursor to redraw.
-	drawn  int
-	stop   chan struct{}
+	drawn int
+	// stop ends the redrawing, for which ticker stands.
+	stop   context.CancelFunc
 	ticker sync.WaitGroup
 }
 
@@ -48,22 +50,19 @@ var undoNames = map[string]string{
 }
 
 func (out *Printer) progress() *progress {
+	ctx, stop := context.WithCancel(context.Background())
 	p := &progress{
-		w: out.Err, live: isTerminal(out.Err) && os.Getenv("TERM") != "dumb", colored: out.colored(out.Err),
-		stop: make(chan struct{}),
+		w: out.Err, live: isTerminal(out.Err) && os.Getenv("TERM") != "dumb", colored: out.colored(out.Err), stop: stop,
 	}
 	if p.live {
 		p.ticker.Go(func() {
-			tick := time.NewTicker(redraw)
-			defer tick.Stop()
-			for {
+			for ctx.Err() == nil {
+				p.mu.Lock()
+				p.draw()
+				p.mu.Unlock()
 				select {
-				case <-tick.C:
-					p.mu.Lock()
-					p.draw()
-					p.mu.Unlock()
-				case <-p.stop:
-					return
+				case <-time.After(redraw):
+				case <-ctx.Done():
 				}
 			}
 		})
@@ -73,13 +72,7 @@ func (out *Printer) progress() *progress {
 
 // close leaves the drawn lines in place. It may be called more than once.
 func (p *progress) close() {
-	p.mu.Lock()
-	select {
-	case <-p.stop:
-	default:
-		close(p.stop)
-	}
-	p.mu.Unlock()
+	p.stop()
 	p.ticker.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,7 +115,7 @@ func (p *progress) explain(err error) {
 			continue
 		}
 		shown += line.step.GetError()
-		p.erase()
+		p.erase(p.w)
 		line.brief = false
 		fmt.Fprintln(p.w, line.text(p.colored))
 		line.brief = true
@@ -150,16 +143,16 @@ func (p *progress) find(s *hostv1.Step) *stepLine {
 func (p *progress) note(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.erase()
+	p.erase(p.w)
 	fmt.Fprintln(p.w, printable(fmt.Sprintf(format, args...)))
 	if p.live {
 		p.draw()
 	}
 }
 
-func (p *progress) erase() {
+func (p *progress) erase(w io.Writer) {
 	if p.drawn > 0 {
-		fmt.Fprintf(p.w, "\x1b[%dA\x1b[J", p.drawn)
+		fmt.Fprintf(w, "\x1b[%dA\x1b[J", p.drawn)
 		p.drawn = 0
 	}
 }
@@ -173,9 +166,7 @@ func (p *progress) draw() {
 		}
 	}
 	var out strings.Builder
-	if p.drawn > 0 {
-		fmt.Fprintf(&out, "\x1b[%dA\x1b[J", p.drawn)
-	}
+	p.erase(&out)
 	for len(p.steps) > 0 && p.steps[0].ended() {
 		out.WriteString(p.steps[0].text(p.colored) + "\n")
 		p.steps = p.steps[1:]
@@ -211,9 +202,7 @@ func (l *stepLine) text(colored bool) string {
 	s := l.step
 	name := s.GetName()
 	if s.GetUndo() {
-		if name = undoNames[name]; name == "" {
-			name = "undo " + s.GetName()
-		}
+		name = cmp.Or(undoNames[name], "undo "+name)
 	}
 	if of := cmp.Or(s.GetVolume(), s.GetService()); of != "" {
 		name += " " + of
@@ -223,13 +212,8 @@ func (l *stepLine) text(colored bool) string {
 	if l.ended() {
 		took = s.GetTook().AsDuration()
 	}
-	if colored {
-		switch state {
-		case "done":
-			state = "\x1b[" + string(Green) + "m" + state + "\x1b[0m"
-		case "failed":
-			state = "\x1b[" + string(Red) + "m" + state + "\x1b[0m"
-		}
+	if l.ended() {
+		state = Cell{state, map[string]Color{"done": Green, "failed": Red}[state]}.painted(colored)
 	}
 	text := fmt.Sprintf("%s ... %s %s", printable(name), state, short(took))
 	if s.GetAttempt() > 1 {

@@ -208,12 +208,14 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 			return err
 		})
 	})
-	if err != nil || r.by != 0 {
-		child.Abort()
-		return 0, errors.Join(err, r.interrupted())
+	if r.by != 0 {
+		err = errors.Join(err, fmt.Errorf("interrupted by %v", r.by))
 	}
-	// The agent knows the namespace now: if this process is killed, the agent ends what runs in it.
-	if err := r.startSidecars(ctx, child, w); err != nil {
+	if err == nil {
+		// The agent knows the namespace now: if this process is killed, the agent ends what runs in it.
+		err = r.startSidecars(ctx, child, w)
+	}
+	if err != nil {
 		child.Abort()
 		return 0, err
 	}
@@ -222,13 +224,6 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 	}
 	r.forward(child)
 	return child.Wait()
-}
-
-func (r *run) interrupted() error {
-	if r.by == 0 {
-		return nil
-	}
-	return fmt.Errorf("interrupted by %v", r.by)
 }
 
 // forward passes signals on until the program has ended.

@@ -5,16 +5,15 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/cli/release"
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 )
 
-func (a *App) selfCommand() *cobra.Command {
+func selfNoun() noun {
 	var given []string
-	return a.noun("self", "This installation of Pannier", []verb{{
+	return nounOf("self", "This installation of Pannier", []verb{{
 		use: "verify", short: "Compare the installed programs and plugins with their release",
 		long: `Compare the installed programs and plugins with the checksums of their release, which a
 package puts into /usr/lib/pannier/SHA256SUMS, and check the signature of those. No agent and

@@ -5,15 +5,14 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) serverCommand() *cobra.Command {
+func serverNoun() noun {
 	leave := &hostv1.ForceLeaveRequest{}
-	return a.noun("server", "Agents that gossip with this one", []verb{
+	return nounOf("server", "Agents that gossip with this one", []verb{
 		{
 			use: "members", short: "List the agents, servers and nodes, that this one knows by gossip",
 			run: func(ctx context.Context, c *call) error {
@@ -52,9 +51,9 @@ func (a *App) serverCommand() *cobra.Command {
 // maxKeyFile is more bytes than a key in base64 has.
 const maxKeyFile = 1 << 10
 
-func (a *App) keyringCommand() *cobra.Command {
+func keyringNoun() noun {
 	const id = "0123456789abcdef"
-	return a.noun("keyring", "Keys that encrypt the agents' gossip", []verb{
+	return nounOf("keyring", "Keys that encrypt the agents' gossip", []verb{
 		{
 			use: "list", short: "List the keys by id, with how many agents have and use each",
 			run: func(ctx context.Context, c *call) error {

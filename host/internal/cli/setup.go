@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -36,8 +35,8 @@ const (
 	setupApply  = "apply"
 )
 
-func (a *App) setupCommand() *cobra.Command {
-	return a.noun("setup", "Set up what Pannier needs elsewhere", []verb{setupVerb()})
+func setupNoun() noun {
+	return nounOf("setup", "Set up what Pannier needs elsewhere", []verb{setupVerb()})
 }
 
 // setupFlags are those of setup consul.
@@ -338,20 +337,17 @@ func newSigningKeys(a *App, cfg *config.Agent) (*signingKeys, error) {
 func (k *signingKeys) ask(ctx context.Context, rotate bool) error {
 	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
+	var resp interface{ GetKeys() *hostv1.SigningKeys }
+	var err error
 	if rotate {
-		resp, err := k.client.Secrets.RotateSigningKey(ctx, &hostv1.RotateSigningKeyRequest{})
-		if err != nil {
-			return err
-		}
+		resp, err = k.client.Secrets.RotateSigningKey(ctx, &hostv1.RotateSigningKeyRequest{})
+	} else {
+		resp, err = k.client.Secrets.GetSigningKeys(ctx, &hostv1.GetSigningKeysRequest{})
+	}
+	if err == nil {
 		k.is = resp.GetKeys()
-		return nil
 	}
-	resp, err := k.client.Secrets.GetSigningKeys(ctx, &hostv1.GetSigningKeysRequest{})
-	if err != nil {
-		return err
-	}
-	k.is = resp.GetKeys()
-	return nil
+	return err
 }
 
 // pems returns the public keys that Consul must have, and those that it must not have any more, in PEM.

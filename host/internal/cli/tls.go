@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/peer/pki"
@@ -25,10 +24,10 @@ const (
 	maxDays = 36500
 )
 
-func (a *App) tlsCommand() *cobra.Command {
-	return a.noun("tls", "Certificates of hosts", nil,
-		a.noun("ca", "The authority that signs them", []verb{authorityVerb()}),
-		a.noun("cert", "Certificates of servers, nodes and callers", []verb{certVerb(), {
+func tlsNoun() noun {
+	return nounOf("tls", "Certificates of hosts", nil,
+		nounOf("ca", "The authority that signs them", []verb{authorityVerb()}),
+		nounOf("cert", "Certificates of servers, nodes and callers", []verb{certVerb(), {
 			use: "inspect FILE", short: "Show whose a certificate is, and until when", example: "dc1-node-web-1.pem",
 			long: `Show whose a certificate is, and until when. The exit code is 4 when no agent would accept
 it.`,

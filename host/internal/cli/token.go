@@ -7,17 +7,16 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) tokenCommand() *cobra.Command {
+func tokenNoun() noun {
 	read, sweep := &hostv1.ReadOptions{}, &hostv1.SweepTokensRequest{}
 	var workload string
-	return a.noun("token", "Consul tokens of workloads' services", []verb{
+	return nounOf("token", "Consul tokens of workloads' services", []verb{
 		{
 			use: "list", short: "List the Consul tokens of workloads' services", example: "-workload web",
 			long: `List the Consul tokens of workloads' services, by accessor, including those that Consul has

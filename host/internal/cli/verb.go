@@ -27,6 +27,29 @@ type verb struct {
 	run, local work
 }
 
+// noun declares a command that has commands below it.
+type noun struct {
+	use, short string
+	verbs      []verb
+	nouns      []noun
+	others     []*cobra.Command
+}
+
+func nounOf(use, short string, verbs []verb, nouns ...noun) noun {
+	return noun{use, short, verbs, nouns, nil}
+}
+
+func (a *App) tree(n noun) *cobra.Command {
+	for _, v := range n.verbs {
+		n.others = append(n.others, a.command(v))
+	}
+	for _, below := range n.nouns {
+		n.others = append(n.others, a.tree(below))
+	}
+	return a.Noun(n.use, n.short, n.others...)
+}
+
+// work is what a verb does.
 type work func(ctx context.Context, c *call) error
 
 // call is one run of a verb.
@@ -59,14 +82,6 @@ func order(done string, ask func(ctx context.Context, c *call) (any, error)) wor
 		}
 		return c.Done(resp, err, done, args...)
 	}
-}
-
-// noun returns the command of a noun with its verbs, and with further nouns.
-func (a *App) noun(use, short string, verbs []verb, more ...*cobra.Command) *cobra.Command {
-	for _, v := range verbs {
-		more = append(more, a.command(v))
-	}
-	return a.Noun(use, short, more...)
 }
 
 func (a *App) command(v verb) *cobra.Command {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -265,40 +266,33 @@ const detachInterval = 500 * time.Millisecond
 func detach(ctx context.Context, c *call, req *hostv1.DetachVolumeRequest,
 	timeout time.Duration,
 ) (*hostv1.DetachVolumeResponse, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type answer struct {
-		resp *hostv1.DetachVolumeResponse
-		err  error
-	}
-	answered := make(chan answer, 1)
-	go func() {
-		resp, err := c.Volumes.DetachVolume(ctx, req)
-		answered <- answer{resp, err}
-	}()
-	var late <-chan time.Time
+	within, cancel := context.WithCancel(ctx) // not with a deadline, of which the agent would be told
 	if timeout > 0 {
-		late = time.After(timeout)
+		defer time.AfterFunc(timeout, cancel).Stop()
 	}
-	tick := time.NewTicker(detachInterval)
-	defer tick.Stop()
-	for said := ""; ; {
-		select {
-		case got := <-answered:
-			if got.err != nil {
-				return nil, got.err
+	var says sync.WaitGroup
+	says.Go(func() {
+		for said := ""; ; {
+			select {
+			case <-time.After(detachInterval):
+			case <-within.Done():
+				return
 			}
-			return got.resp, nil
-		case <-tick.C:
-			if text := detaching(ctx, c.Client, req); text != "" && text != said {
+			if text := detaching(within, c.Client, req); text != "" && text != said {
 				c.Note("%s", text)
 				said = text
 			}
-		case <-late:
-			return nil, Hinted(fmt.Errorf("volume %q is not released on node %q within %s; the release continues", req.GetId(),
-				req.GetNode(), timeout), "pannier volume explain %s", escape.Argument(req.GetId())+" says what it waits for")
 		}
+	})
+	resp, err := c.Volumes.DetachVolume(within, req)
+	late := err != nil && within.Err() != nil && ctx.Err() == nil
+	cancel()
+	says.Wait()
+	if late {
+		return nil, Hinted(fmt.Errorf("volume %q is not released on node %q within %s; the release continues", req.GetId(),
+			req.GetNode(), timeout), "pannier volume explain %s", escape.Argument(req.GetId())+" says what it waits for")
 	}
+	return resp, err
 }
 
 // detaching says what the claims of a volume on a node wait for; empty: nothing, or it is not known.

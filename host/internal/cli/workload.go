@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -21,9 +20,9 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (a *App) workloadCommand() *cobra.Command {
+func workloadNoun() noun {
 	var node string
-	return a.noun("workload", "Workloads, their volumes and services", append(workloadSpecVerbs(), runVerb(), stopVerb(),
+	return nounOf("workload", "Workloads, their volumes and services", append(workloadSpecVerbs(), runVerb(), stopVerb(),
 		verb{
 			use: "status [SPEC|ID]", short: "List the workloads, or show one with its mounts, services and steps",
 			example: "redis\nredis -node n2", formats: mountFormats,

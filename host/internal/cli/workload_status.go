@@ -1,11 +1,15 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -40,7 +44,7 @@ func showWorkload(p *Printer, w *hostv1.Workload, holders ...*hostv1.Holder) {
 	t.Row("Released with", number(w.GetOwnerPid()))
 	t.Row("Started", age(w.GetStartedAt()))
 	t.some("Ended", age(w.GetEndedAt()))
-	t.some("Ports", joinPorts(w.GetPorts()))
+	t.some("Ports", joinMap(w.GetPorts()))
 	t.some("Secrets", w.GetSecretsDir())
 	p.Show(t)
 	p.Section("Mounts", mountTable(w))
@@ -116,11 +120,152 @@ func serviceTable(s *hostv1.ServiceStatus) *Table {
 	return t
 }
 
-// joinPorts writes ports as label=number, sorted.
-func joinPorts(ports map[string]int32) string {
-	var list []string
-	for _, label := range slices.Sorted(maps.Keys(ports)) {
-		list = append(list, fmt.Sprintf("%s=%d", label, ports[label]))
+func validateWorkload(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
+	resp, err := c.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
+	if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
+		c.Note("%s has no mistake in itself; the rest needs an agent", c.args[0])
 	}
-	return strings.Join(list, " ")
+	if len(resp.GetProblems()) > 0 {
+		return problems(c, resp.GetProblems(), "workload %q cannot be started on node %q", spec.GetId(), resp.GetNode())
+	}
+	return c.Done(resp, err, "workload %q is valid on node %q", spec.GetId(), resp.GetNode())
+}
+
+// problems prints what is in the way, and returns an error that sums it up.
+func problems(c *call, all []string, summary string, args ...any) error {
+	for _, problem := range all {
+		c.Note("problem: %s", problem)
+	}
+	return Hinted(Coded(ExitRefused, fmt.Errorf(summary, args...)), "nothing was changed")
+}
+
+// dryRun is what a start would do, as -o json prints it.
+type dryRun struct {
+	Workload string      `json:"workload"`
+	Node     string      `json:"node"`
+	State    string      `json:"state"`
+	Outcome  string      `json:"outcome"`
+	Volumes  []dryVolume `json:"volumes"`
+	Problems []string    `json:"problems"`
+}
+
+// dryVolume is what a start would do with a volume. Refused is why the workload would not get its claim.
+type dryVolume struct {
+	Request        string   `json:"request"`
+	Volume         string   `json:"volume"`
+	Driver         string   `json:"driver"`
+	Mode           string   `json:"mode"`
+	AccessMode     string   `json:"accessMode"`
+	AttachmentMode string   `json:"attachmentMode"`
+	Holders        []string `json:"holders"`
+	Refused        string   `json:"refused"`
+}
+
+// dryStart prints what a start would do and who has what, and changes nothing. It is an error if the start would be
+// refused.
+func dryStart(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
+	resp, err := c.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
+	if err != nil {
+		return err
+	}
+	d := dryRun{
+		spec.GetId(), resp.GetNode(), resp.GetState(), outcome(spec, resp),
+		[]dryVolume{},
+		append([]string{}, resp.GetProblems()...),
+	}
+	all := resp.GetProblems()
+	for _, v := range resp.GetVolumes() {
+		one := dryVolume{
+			v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(), []string{}, "",
+		}
+		if v.GetVolume() != "" { // else its driver makes it for this workload
+			if err := one.claim(ctx, c, spec, resp.GetNode()); err != nil {
+				return err
+			}
+		}
+		if one.Refused != "" {
+			all = append(all, one.Refused)
+		}
+		d.Volumes = append(d.Volumes, one)
+	}
+	if err := c.Print(d, nil, func() { showDryRun(c.Printer, d) }); err != nil {
+		return err
+	}
+	if len(all) > 0 {
+		return problems(c, all, "workload %q would not start on node %q now", spec.GetId(), resp.GetNode())
+	}
+	return nil
+}
+
+// claim finds out who has a volume, and whether the workload would get its claim.
+func (v *dryVolume) claim(ctx context.Context, c *call, spec *hostv1.WorkloadSpec, node string) error {
+	resp, err := c.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: v.Volume})
+	if err != nil {
+		return err
+	}
+	have := resp.GetVolume()
+	ref := claim.VolumeRef{Namespace: spec.GetNamespace(), ID: v.Volume}
+	volume := claim.Volume{
+		VolumeRef: ref, AccessMode: claim.AccessMode(have.GetAccessMode()),
+		AttachmentMode: claim.AttachmentMode(have.GetAttachmentMode()),
+	}
+	for _, one := range have.GetSpec().GetCapabilities() {
+		volume.Capabilities = append(volume.Capabilities, claim.Capability{
+			AccessMode: claim.AccessMode(one.GetAccessMode()), AttachmentMode: claim.AttachmentMode(one.GetAttachmentMode()),
+		})
+	}
+	var held []claim.Claim
+	for _, one := range have.GetClaims() {
+		h := claim.Claim{
+			Volume: ref, Workload: claim.WorkloadRef{Namespace: one.GetNamespace(), ID: one.GetWorkload()}, Node: one.GetNode(),
+			Mode: claim.Mode(one.GetMode()), AccessMode: claim.AccessMode(one.GetAccessMode()),
+			AttachmentMode: claim.AttachmentMode(one.GetAttachmentMode()), State: claim.State(one.GetState()),
+			TakenAt: one.GetTakenAt().AsTime(),
+		}
+		held = append(held, h)
+		v.Holders = append(v.Holders, fmt.Sprintf("%s on %s (%s)", h.Workload, h.Node, h.Mode))
+	}
+	_, _, err = claim.Take(volume, held, claim.Claim{
+		Volume: ref, Workload: claim.WorkloadRef{Namespace: spec.GetNamespace(), ID: spec.GetId()}, Node: node,
+		Mode: claim.Mode(v.Mode), AccessMode: claim.AccessMode(v.AccessMode),
+		AttachmentMode: claim.AttachmentMode(v.AttachmentMode),
+	}, time.Now())
+	if err != nil {
+		v.Refused = err.Error()
+	}
+	return nil
+}
+
+func showDryRun(p *Printer, d dryRun) {
+	p.Say("workload %q on node %q: %s", d.Workload, d.Node, d.Outcome)
+	if len(d.Volumes) == 0 {
+		return
+	}
+	t := NewTable("VOLUME", "SOURCE", "DRIVER", "CLAIM", "ACCESS MODE", "ATTACHMENT", "HELD BY", "WOULD BE")
+	for _, v := range d.Volumes {
+		would := Cell{"granted", Green}
+		switch {
+		case v.Volume == "":
+			would.Text = "made"
+		case v.Refused != "":
+			would = Cell{"refused", Red}
+		}
+		t.Row(v.Request, v.Volume, v.Driver, v.Mode, v.AccessMode, v.AttachmentMode, listed(v.Holders), would)
+	}
+	p.Show(t)
+}
+
+// outcome says in words what a start would do first.
+func outcome(spec *hostv1.WorkloadSpec, now *hostv1.CheckWorkloadResponse) string {
+	waits := slices.Concat(spec.GetAfter(), spec.GetReplaces())
+	switch {
+	case now.GetState() == "stopping":
+		return "a start would wait for the end of its earlier run"
+	case now.GetState() != "" && len(now.GetProblems()) == 0:
+		return fmt.Sprintf("it is %s; a start would change nothing but its services", now.GetState())
+	case len(waits) > 0:
+		return "a start would wait for the end of " + listed(waits)
+	default:
+		return "a start would claim its volumes"
+	}
 }
