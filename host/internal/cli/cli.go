@@ -47,7 +47,7 @@ func Main(o Options) int {
 	}
 	root := a.rootCommand()
 	if err := a.becomeAgent(root); err != nil {
-		return a.report(err)
+		return a.report(err, "")
 	}
 	return a.Run(root)
 }
@@ -85,9 +85,9 @@ func (a *App) Run(root *cobra.Command) int {
 	if a.traces, err = tracing.Open(ctx, tracing.Config{
 		Program: "pannier", Version: a.Options.Version, Log: hclog.New(&hclog.LoggerOptions{Output: a.Err}),
 	}); err != nil {
-		return a.report(err)
+		return a.report(err, "")
 	}
-	err = root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if a.client != nil {
 		// Closing idle connections cannot fail.
 		_ = a.client.Close()
@@ -96,10 +96,10 @@ func (a *App) Run(root *cobra.Command) int {
 	if err == nil {
 		return ExitOK
 	}
-	if usage := (*usageError)(nil); !a.started && !errors.As(err, &usage) { // one of cobra's own
-		err = &usageError{err: err, command: root.CommandPath()}
+	if !a.started && !errors.As(err, new(*usageError)) { // one of cobra's own
+		cmd, err = root, Usage("%w", err)
 	}
-	return a.report(err)
+	return a.report(err, cmd.CommandPath())
 }
 
 // untilSignal returns a context that ends with a signal to stop. One that is ignored, as nohup does it, stays ignored.
@@ -133,9 +133,7 @@ func (a *App) Root(root *cobra.Command) *cobra.Command {
 	}
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return &usageError{err: err, command: cmd.CommandPath()}
-	})
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage("%w", err) })
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.address, "address", "",
 		"the agent's `address` (default: PANNIER_ADDR, then "+api.DefaultAddress+")")
@@ -163,7 +161,7 @@ func (a *App) Noun(use, short string, commands ...*cobra.Command) *cobra.Command
 			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 				err = fmt.Errorf("%w; did you mean %q?", err, near[0])
 			}
-			return &usageError{err: err, command: cmd.CommandPath()}
+			return Usage("%w", err)
 		},
 		Args: cobra.ArbitraryArgs,
 	}
@@ -203,9 +201,6 @@ func (a *App) Do(work func(ctx context.Context, args []string) error) func(*cobr
 		if err == nil {
 			a.started = true
 			err = work(cmd.Context(), args)
-		}
-		if wrong := (*usageError)(nil); errors.As(err, &wrong) {
-			wrong.command = cmd.CommandPath()
 		}
 		return err
 	}

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -181,7 +180,7 @@ pannier completion fish > ~/.config/fish/completions/pannier.fish`,
 			case "fish":
 				return root.GenFishCompletion(p.Out, true)
 			}
-			return &usageError{err: fmt.Errorf("shell %q is not one of bash, zsh, fish", args[0]), command: cmd.CommandPath()}
+			return Usage("shell %q is not one of bash, zsh, fish", args[0])
 		},
 	}
 }

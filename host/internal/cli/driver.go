@@ -142,8 +142,8 @@ long each took, whether calls waited, and why a program was refused, or it went 
 before. With -o json each is one line.`,
 			run: func(ctx context.Context, c *call) error {
 				resp, err := c.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: c.args[0]})
-				d := resp.GetDriver()
-				return printLines(c.Printer, append(d.GetSwaps(), d.GetController().GetSwaps()...), err, columns[*hostv1.DriverSwap]{
+				swaps := append(resp.GetDriver().GetSwaps(), resp.GetDriver().GetController().GetSwaps()...)
+				return printLines(c.Printer, swaps, err, columns[*hostv1.DriverSwap]{
 					[]string{"AT", "FROM", "TO", "TOOK", "RESULT"},
 					driverSwap,
 					fmt.Sprintf("the program of driver %q was not changed", c.args[0]),

@@ -31,17 +31,13 @@ const (
 	ExitUnreachable = 5
 )
 
-// usageError is a wrong command line; command may be empty.
-type usageError struct {
-	err     error
-	command string
-}
+// usageError is a wrong command line.
+type usageError struct{ error }
 
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
+func (e *usageError) Unwrap() error { return e.error }
 
 // Usage is an error of the command line, which exits with ExitUsage.
-func Usage(format string, args ...any) error { return &usageError{err: fmt.Errorf(format, args...)} }
+func Usage(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
 // Hinted adds what to do next to an error.
 func Hinted(err error, format string, args ...any) error {
@@ -56,33 +52,34 @@ func Silent(code int) error { return silentExit(code) }
 
 // hintError adds what to do next to an error.
 type hintError struct {
-	err  error
+	error
 	hint string
 }
 
-func (e *hintError) Error() string { return e.err.Error() }
-func (e *hintError) Unwrap() error { return e.err }
+func (e *hintError) Unwrap() error { return e.error }
 
 // codeError is an error with an exit code of its own.
 type codeError struct {
-	err  error
+	error
 	code int
 }
 
-func (e *codeError) Error() string { return e.err.Error() }
-func (e *codeError) Unwrap() error { return e.err }
+func (e *codeError) Unwrap() error { return e.error }
 
 // silentExit ends the command with a code and no message, because all is reported.
 type silentExit int
 
 func (e silentExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// report prints an error and returns its exit code.
-func (a *App) report(err error) int {
+// report prints an error and returns its exit code. command is whose error it is; empty: it is not known.
+func (a *App) report(err error, command string) int {
 	if silent := silentExit(0); errors.As(err, &silent) {
 		return int(silent)
 	}
 	code, hint := classify(err)
+	if command != "" && errors.As(err, new(*usageError)) && !errors.As(err, new(*codeError)) {
+		hint = fmt.Sprintf("see %s -h", command)
+	}
 	if problems := config.Problems(nil); errors.As(err, &problems) {
 		for line := range strings.Lines(problems.Error()) {
 			a.Note("%s", strings.TrimSuffix(line, "\n"))
@@ -116,11 +113,8 @@ func classify(err error) (code int, hint string) {
 	if withCode := (*codeError)(nil); errors.As(err, &withCode) {
 		return withCode.code, ""
 	}
-	if usage := (*usageError)(nil); errors.As(err, &usage) {
-		if usage.command == "" {
-			return ExitUsage, ""
-		}
-		return ExitUsage, fmt.Sprintf("see %s -h", usage.command)
+	if errors.As(err, new(*usageError)) {
+		return ExitUsage, ""
 	}
 	if problems := config.Problems(nil); errors.As(err, &problems) {
 		return ExitUsage, "nothing was changed; correct the file and try again"
@@ -189,5 +183,5 @@ func hint(err error, code int, format string, args ...any) error {
 	if got, _ := classify(err); got != code {
 		return err
 	}
-	return &hintError{err, fmt.Sprintf(format, args...)}
+	return Hinted(err, format, args...)
 }

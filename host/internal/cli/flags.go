@@ -74,7 +74,7 @@ func checkArgs(cmd *cobra.Command, args []string) error {
 	default:
 		return nil
 	}
-	return &usageError{err: err, command: cmd.CommandPath()}
+	return Usage("%w", err)
 }
 
 // nodeFlag adds -node, by which another host of the cluster is asked.
@@ -87,14 +87,15 @@ func require(cmd *cobra.Command, names ...string) {
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		for _, name := range names {
 			if !cmd.Flags().Changed(name) {
-				return &usageError{err: fmt.Errorf("flag -%s is missing", name), command: cmd.CommandPath()}
+				return Usage("flag -%s is missing", name)
 			}
 		}
 		return checkArgs(cmd, args)
 	}
 }
 
-// readSecrets reads the flags -secret-from, which name files: an argument list can be read by every user of the machine.
+// readSecrets reads the flags -secret-from, which name files: an argument list can be read by every user of the
+// machine.
 func readSecrets(flags []string) (map[string]string, error) {
 	secrets := map[string]string{}
 	for _, flag := range flags {

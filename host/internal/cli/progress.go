@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -33,7 +32,7 @@ type progress struct {
 	// drawn is the number of lines above the cursor to redraw.
 	drawn int
 	// stop ends the redrawing, for which ticker stands.
-	stop   context.CancelFunc
+	stop   func()
 	ticker sync.WaitGroup
 }
 
@@ -50,19 +49,21 @@ var undoNames = map[string]string{
 }
 
 func (out *Printer) progress() *progress {
-	ctx, stop := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
 	p := &progress{
-		w: out.Err, live: isTerminal(out.Err) && os.Getenv("TERM") != "dumb", colored: out.colored(out.Err), stop: stop,
+		w: out.Err, live: isTerminal(out.Err) && os.Getenv("TERM") != "dumb", colored: out.colored(out.Err),
+		stop: sync.OnceFunc(func() { close(stopped) }),
 	}
 	if p.live {
 		p.ticker.Go(func() {
-			for ctx.Err() == nil {
-				p.mu.Lock()
-				p.draw()
-				p.mu.Unlock()
+			for {
 				select {
 				case <-time.After(redraw):
-				case <-ctx.Done():
+					p.mu.Lock()
+					p.draw()
+					p.mu.Unlock()
+				case <-stopped:
+					return
 				}
 			}
 		})
