@@ -1,4 +1,5 @@
-// Package cli is the pannier command: one file for each noun, and what they share.
+// Package cli is the pannier command: one file for each noun, and what they share. A command is declared as a verb of
+// its noun (verb.go), and what it shows as a table or, for a list, as columns (output.go).
 //
 // What must stay true:
 //   - Standard output carries the answer and nothing else; progress, warnings and errors go to standard error.

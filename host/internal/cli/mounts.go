@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/cli/launch"
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 	"github.com/pannier/pannier/internal/trusted"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
@@ -298,18 +298,18 @@ func plain(text, forbidden string) bool {
 
 // deviceMounts returns the mounts that a program needs for its devices. Device files are bound
 // as they are: their owner and mode decide who may use them.
-func deviceMounts(r *hostv1.DeviceReservation) (out []launch.Mount, err error) {
+func deviceMounts(r *hostv1.DeviceReservation) (out []child.Mount, err error) {
 	for _, m := range r.GetMounts() {
 		info, err := os.Stat(m.GetHostPath())
 		if err != nil {
 			return nil, fmt.Errorf("look up what the workload's devices need: %w", err)
 		}
-		out = append(out, launch.Mount{
+		out = append(out, child.Mount{
 			Source: m.GetHostPath(), Destination: m.GetTaskPath(), ReadOnly: m.GetReadOnly(), Block: !info.IsDir(),
 		})
 	}
 	for _, d := range r.GetNodes() {
-		out = append(out, launch.Mount{Source: d.GetHostPath(), Destination: d.GetTaskPath(), Block: true})
+		out = append(out, child.Mount{Source: d.GetHostPath(), Destination: d.GetTaskPath(), Block: true})
 	}
 	return out, nil
 }
@@ -335,8 +335,13 @@ func variables(w *hostv1.Workload, secretsAt string) map[string]string {
 	}
 	for _, s := range w.GetServices() {
 		for _, name := range slices.Sorted(maps.Keys(s.GetUpstreams())) {
-			if _, taken := env[variable(upstreamAddress, name)]; !taken {
-				setUpstream(env, name, s.GetUpstreams()[name])
+			if _, taken := env[variable(upstreamAddress, name)]; taken {
+				continue
+			}
+			address := s.GetUpstreams()[name]
+			env[variable(upstreamAddress, name)] = address
+			if !strings.HasPrefix(address, "unix://") { // which an address of Nomad's never is
+				env[nomadUpstream(name)] = address
 			}
 		}
 	}
@@ -360,22 +365,13 @@ func variables(w *hostv1.Workload, secretsAt string) map[string]string {
 		}
 	}
 	if len(tokens) == 1 {
-		env["CONSUL_HTTP_TOKEN_FILE"] = tokens[0] // Consul's own tools and client libraries know it
+		env[tokenFileVariable] = tokens[0]
 	}
 	return env
 }
 
 // upstreamAddress is in the names of variables with the address of an upstream.
 const upstreamAddress = "UPSTREAM_ADDR"
-
-// setUpstream sets the variables of an upstream, one under the name that programs know from Nomad. That never has the
-// path of a socket.
-func setUpstream(env map[string]string, name, address string) {
-	env[variable(upstreamAddress, name)] = address
-	if !strings.HasPrefix(address, "unix://") {
-		env[nomadUpstream(name)] = address
-	}
-}
 
 // nomadUpstream returns the name that Nomad gives the variable with an upstream's address; it keeps lower case.
 func nomadUpstream(name string) string { return "NOMAD_" + upstreamAddress + "_" + inVariable(name) }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/cli/launch"
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/consul/vars"
 	escape "github.com/pannier/pannier/internal/printable"
@@ -62,7 +63,7 @@ type run struct {
 	path string // of the spec
 	spec *hostv1.WorkloadSpec
 	// user of the program; nil: the caller.
-	user     *launch.User
+	user     *child.User
 	sidecars []*sidecar
 	// running sidecars; nil: none.
 	running *launch.Sidecars
@@ -105,7 +106,7 @@ func newRun(c *call) (*run, error) {
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
-		return nil, Hinted(Coded(launch.CodeNotRun,
+		return nil, Hinted(Coded(child.CodeNotRun,
 			errors.New("workload run needs root, to bind the volumes in a mount namespace")), "run it with sudo; exec.user in the spec says who runs the program")
 	}
 	c.Client, err = c.App.Client()
@@ -144,11 +145,11 @@ func (r *run) run(ctx context.Context) error {
 	if by != 0 {
 		return silentExit(128 + int(by))
 	}
-	failure := (*launch.Error)(nil)
+	failure := (*child.Error)(nil)
 	if errors.As(err, &failure) {
 		return Coded(failure.Code, err)
 	}
-	return Coded(launch.CodeNotRun, hintStart(ctx, r.call, err, r.spec, r.path))
+	return Coded(child.CodeNotRun, hintStart(ctx, r.call, err, r.spec, r.path))
 }
 
 // interruptible runs a phase that a terminating signal cancels; r.by is then that signal.
@@ -194,7 +195,7 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	child, err := launch.Start(plan)
+	proc, err := launch.Start(plan)
 	if err != nil {
 		return 0, err
 	}
@@ -203,7 +204,7 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 		defer p.close()
 		return r.patiently(ctx, p, true, func() error {
 			_, err := r.Workloads.RunningWorkload(ctx, &hostv1.RunningWorkloadRequest{
-				Namespace: r.spec.GetNamespace(), Id: r.spec.GetId(), Pid: int64(child.PID()),
+				Namespace: r.spec.GetNamespace(), Id: r.spec.GetId(), Pid: int64(proc.PID()),
 			})
 			return err
 		})
@@ -213,30 +214,30 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 	}
 	if err == nil {
 		// The agent knows the namespace now: if this process is killed, the agent ends what runs in it.
-		err = r.startSidecars(ctx, child, w)
+		err = r.startSidecars(ctx, proc, w)
 	}
 	if err != nil {
-		child.Abort()
+		proc.Abort()
 		return 0, err
 	}
-	if err := child.Go(); err != nil {
+	if err := proc.Go(); err != nil {
 		return 0, err
 	}
-	r.forward(child)
-	return child.Wait()
+	r.forward(proc)
+	return proc.Wait()
 }
 
 // forward passes signals on until the program has ended.
-func (r *run) forward(child *launch.Process) {
+func (r *run) forward(proc *launch.Process) {
 	for {
 		select {
-		case <-child.Done():
+		case <-proc.Done():
 			return
 		case s := <-r.signals:
-			send := child.Signal
+			send := proc.Signal
 			key := s == syscall.SIGINT || s == syscall.SIGQUIT || s == syscall.SIGTSTP || s == syscall.SIGWINCH
 			if key && inForeground() {
-				send = child.SignalKey
+				send = proc.SignalKey
 			}
 			if err := send(s); err != nil {
 				r.Note("warning: %v", err)
@@ -292,19 +293,19 @@ func (r *run) release(ctx context.Context) {
 const tokenFileVariable = "CONSUL_HTTP_TOKEN_FILE"
 
 // programPlan returns how the program is run.
-func (r *run) programPlan(w *hostv1.Workload) (launch.Plan, error) {
+func (r *run) programPlan(w *hostv1.Workload) (child.Plan, error) {
 	exec := r.spec.GetExec()
 	x := newExpander(w, "")
 	args, env := x.list("args", exec.GetArgs()), x.mapping("env", exec.GetEnv())
 	if x.err != nil {
-		return launch.Plan{}, fmt.Errorf("exec: %w", x.err)
+		return child.Plan{}, fmt.Errorf("exec: %w", x.err)
 	}
-	plan := launch.Plan{
+	plan := child.Plan{
 		Command: exec.GetCommand(), Args: args, User: r.user,
 		Env: environment(w, "", r.user, env), VolumesDir: w.GetVolumesDir(),
 	}
 	for _, m := range w.GetMounts() {
-		plan.Mounts = append(plan.Mounts, launch.Mount{
+		plan.Mounts = append(plan.Mounts, child.Mount{
 			Source: m.GetHostPath(), Destination: m.GetDestination(), ReadOnly: m.GetReadOnly(), Block: m.GetBlock(),
 			SUID: m.GetSuid(), Dev: m.GetDev(),
 		})
@@ -316,14 +317,14 @@ func (r *run) programPlan(w *hostv1.Workload) (launch.Plan, error) {
 
 // plan returns how the sidecar is run. It shares the program's mounts. epoch counts those that have taken over from one
 // before.
-func (c *sidecar) plan(w *hostv1.Workload, epoch int) (launch.Plan, error) {
+func (c *sidecar) plan(w *hostv1.Workload, epoch int) (child.Plan, error) {
 	x := newExpander(w, c.service)
 	x.vars[vars.RestartEpoch], x.vars[vars.BaseID] = strconv.Itoa(epoch), strconv.Itoa(c.baseID)
 	command, env := x.list("command", c.spec.GetCommand()), x.mapping("env", c.spec.GetEnv())
 	if x.err != nil {
-		return launch.Plan{}, fmt.Errorf("sidecar %q: %w", c.service, x.err)
+		return child.Plan{}, fmt.Errorf("sidecar %q: %w", c.service, x.err)
 	}
-	return launch.Plan{
+	return child.Plan{
 		Command: command[0], Args: command[1:], User: c.user,
 		Env: environment(w, c.service, c.user, env),
 	}, nil
@@ -331,7 +332,7 @@ func (c *sidecar) plan(w *hostv1.Workload, epoch int) (launch.Plan, error) {
 
 // environment returns a program's environment: the caller's, with the variables of the user,
 // the spec and the workload. service is the one that the program is a sidecar of; empty: none.
-func environment(w *hostv1.Workload, service string, user *launch.User, own map[string]string) (env []string) {
+func environment(w *hostv1.Workload, service string, user *child.User, own map[string]string) (env []string) {
 	all := map[string]string{}
 	for _, kv := range os.Environ() {
 		if key, value, ok := strings.Cut(kv, "="); ok {
@@ -469,7 +470,7 @@ type sidecar struct {
 	spec *hostv1.Sidecar
 	// service whose proxy it is.
 	service string
-	user    *launch.User
+	user    *child.User
 	// baseID distinguishes it from all proxies of the machine.
 	baseID int
 }
@@ -526,7 +527,7 @@ func hasProxy(s *servicev1.Service) bool {
 const maxSidecars = 100
 
 // startSidecars starts the sidecars in the child's namespace, before the child runs the program.
-func (r *run) startSidecars(ctx context.Context, child *launch.Process, w *hostv1.Workload) (err error) {
+func (r *run) startSidecars(ctx context.Context, proc *launch.Process, w *hostv1.Workload) (err error) {
 	if len(r.sidecars) == 0 {
 		return nil
 	}
@@ -536,11 +537,11 @@ func (r *run) startSidecars(ctx context.Context, child *launch.Process, w *hostv
 			return err
 		}
 	}
-	if r.running, err = launch.NewSidecars(child, r.Note); err != nil {
+	if r.running, err = launch.NewSidecars(proc, r.Note); err != nil {
 		return err
 	}
 	for _, c := range r.sidecars {
-		plan := func(epoch int) launch.Plan {
+		plan := func(epoch int) child.Plan {
 			plan, _ := c.plan(w, epoch) // it is as good as that of epoch 0
 			return plan
 		}

@@ -15,7 +15,7 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/pannier/pannier/host/internal/cli/launch"
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 	"github.com/pannier/pannier/internal/procfs"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
@@ -322,7 +322,7 @@ func TestSettlingASidecar(t *testing.T) {
 			Sidecars: []*hostv1.Sidecar{{Command: []string{"x"}, User: c.own}},
 		}}
 		if c.exec != "" {
-			r.user = &launch.User{UID: 3}
+			r.user = &child.User{UID: 3}
 		}
 		check.NoError(t, r.readPrograms("w.hcl"))
 		got := ""

@@ -210,12 +210,12 @@ func (f *setupFlags) input(cfg *config.Agent) (setupInput, error) {
 	if err != nil {
 		return in, err
 	}
-	in.NodeTokenFile = cmp.Or(block.TokenFile, filepath.Join(folder, "consul.token"))
-	in.SidsTokenFile = filepath.Join(folder, "consul-acl.token")
-	if f.name != service.DefaultConsul {
-		in.NodeTokenFile = cmp.Or(block.TokenFile, filepath.Join(folder, "consul-"+f.name+".token"))
-		in.SidsTokenFile = filepath.Join(folder, "consul-acl-"+f.name+".token")
+	of := "-" + f.name
+	if f.name == service.DefaultConsul {
+		of = ""
 	}
+	in.NodeTokenFile = cmp.Or(block.TokenFile, filepath.Join(folder, "consul"+of+".token"))
+	in.SidsTokenFile = filepath.Join(folder, "consul-acl"+of+".token")
 	if in.Services, err = servicePatterns(f.services); err != nil {
 		return in, err
 	}

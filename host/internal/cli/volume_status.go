@@ -140,7 +140,12 @@ func showVolume(p *Printer, m *hostv1.GetVolumeResponse) {
 	t.Row("Context", joinMap(spec.GetContext()))
 	t.Row("Secrets", joinMap(spec.GetSecrets()))
 	t.Row("Created", age(v.GetCreatedAt()))
-	addUsage(t, m.GetUsage())
+	if u := m.GetUsage(); u.GetBytesTotal() > 0 {
+		t.Row("Bytes used", fmt.Sprintf("%s of %s", cmp.Or(size(u.GetBytesUsed()), "0 B"), size(u.GetBytesTotal())))
+	}
+	if u := m.GetUsage(); u.GetInodesTotal() > 0 {
+		t.Row("Inodes used", fmt.Sprintf("%d of %d", u.GetInodesUsed(), u.GetInodesTotal()))
+	}
 	addConditions(t, m.GetConditions())
 	p.Show(t)
 	if len(v.GetClaims()) == 0 {
@@ -153,15 +158,6 @@ func showVolume(p *Printer, m *hostv1.GetVolumeResponse) {
 			c.GetLastError())
 	}
 	p.Section("", claims)
-}
-
-func addUsage(t *Table, u *hostv1.VolumeUsage) {
-	if u.GetBytesTotal() > 0 {
-		t.Row("Bytes used", fmt.Sprintf("%s of %s", cmp.Or(size(u.GetBytesUsed()), "0 B"), size(u.GetBytesTotal())))
-	}
-	if u.GetInodesTotal() > 0 {
-		t.Row("Inodes used", fmt.Sprintf("%d of %d", u.GetInodesUsed(), u.GetInodesTotal()))
-	}
 }
 
 // addConditions adds what the driver's controller and nodes say of the volume.

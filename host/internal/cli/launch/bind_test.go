@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -63,7 +64,7 @@ func TestDestinationsThatAUserHasPrepared(t *testing.T) {
 			if c.block {
 				source = dir + "/etc/passwd"
 			}
-			p, err := Start(Plan{Command: "true", Mounts: []Mount{
+			p, err := Start(child.Plan{Command: "true", Mounts: []child.Mount{
 				{Source: dir + "/volume", Destination: dir + "/data"},
 				{Source: source, Destination: filepath.Join(dir, c.destination), Block: c.block},
 			}})
@@ -92,7 +93,7 @@ func TestAVolumesPathThatIsALink(t *testing.T) {
 	check.NoError(t, errors.Join(os.MkdirAll(dir+"/etc/data", 0o755), os.MkdirAll(dir+"/csi/d/data", 0o755),
 		os.Symlink("../etc", dir+"/csi/link")))
 	for source, want := range map[string]bool{"/csi/d/data": true, "/csi/link/data": false} {
-		p, err := Start(Plan{Command: "true", VolumesDir: dir + "/csi", Mounts: []Mount{
+		p, err := Start(child.Plan{Command: "true", VolumesDir: dir + "/csi", Mounts: []child.Mount{
 			{Source: dir + source, Destination: dir + "/mnt"},
 		}})
 		if err == nil {
@@ -128,10 +129,10 @@ func TestNoNewPrivileges(t *testing.T) {
 	requireRoot(t)
 	dir := t.TempDir()
 	check.NoError(t, os.Mkdir(dir+"/volume", 0o755))
-	plan := Plan{
+	plan := child.Plan{
 		Env:    []string{"PATH=" + os.Getenv("PATH")},
-		User:   &User{UID: nobody, GID: nobody, Groups: []int{nobody}},
-		Mounts: []Mount{{Source: dir + "/volume", Destination: dir + "/data"}},
+		User:   &child.User{UID: nobody, GID: nobody, Groups: []int{nobody}},
+		Mounts: []child.Mount{{Source: dir + "/volume", Destination: dir + "/data"}},
 	}
 	script := `
 grep -q '^NoNewPrivs:.*1$' /proc/self/status || exit 1

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 // program.
 func parent(text string) int {
 	plan := script(text)
-	plan.User = &User{UID: 65534, GID: 65534}
+	plan.User = &child.User{UID: 65534, GID: 65534}
 	p, err := Start(plan)
 	if err != nil {
 		fmt.Println(err)
@@ -62,7 +62,7 @@ func TestTheChildIsInitializedEarly(t *testing.T) {
 	cmd := exec.Command(testbin.Build(t, "host/cmd/pannier"), child.Arg)
 	cmd.Env = []string{"GODEBUG=inittrace=1"}
 	trace, err := cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != CodeNotRun {
+	if cmd.ProcessState.ExitCode() != child.CodeNotRun {
 		t.Fatalf("%v:\n%s", err, trace)
 	}
 	if !strings.Contains(string(trace), "init golang.org/x/sys/unix ") {
@@ -81,7 +81,7 @@ func requireRoot(t *testing.T) {
 }
 
 // run starts a shell script according to the plan and returns its exit code.
-func run(t *testing.T, plan Plan, script string) int {
+func run(t *testing.T, plan child.Plan, script string) int {
 	t.Helper()
 	plan.Command, plan.Args = "/bin/sh", []string{"-c", script}
 	p, err := Start(plan)
@@ -102,7 +102,7 @@ func TestVolumesAreBoundInAPrivateNamespace(t *testing.T) {
 	device := filepath.Join(dir, "src", "device")
 	check.NoError(t, os.WriteFile(device, []byte("device"), 0o600))
 	inner := filepath.Join(dir, "dst", "rw", "inner")
-	plan := Plan{Mounts: []Mount{
+	plan := child.Plan{Mounts: []child.Mount{
 		// The order is deliberate: the second destination is inside the first one, and the first destination
 		// hides the sources.
 		{Source: filepath.Join(dir, "src", "ro"), Destination: filepath.Join(dir, "src", "inner"), ReadOnly: true},
@@ -147,7 +147,7 @@ func TestHostUnmountReachesTheNamespace(t *testing.T) {
 	sub := filepath.Join(dir, "sub")
 	check.NoError(t, os.Mkdir(sub, 0o755))
 	check.NoError(t, unix.Mount("tmpfs", sub, "tmpfs", 0, ""))
-	p, err := Start(Plan{Command: "/bin/sleep", Args: []string{"60"}})
+	p, err := Start(child.Plan{Command: "/bin/sleep", Args: []string{"60"}})
 	check.NoError(t, err)
 	t.Cleanup(p.Abort)
 	inside := func() bool {
@@ -173,9 +173,9 @@ func TestUserIsDropped(t *testing.T) {
 	// The destination is outside the test's directory, which other users cannot enter.
 	dst := filepath.Join(os.TempDir(), fmt.Sprintf("launch-test-%d", os.Getpid()))
 	t.Cleanup(func() { os.Remove(dst) })
-	plan := Plan{
-		Mounts: []Mount{{Source: out, Destination: dst}},
-		User:   &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}},
+	plan := child.Plan{
+		Mounts: []child.Mount{{Source: out, Destination: dst}},
+		User:   &child.User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}},
 		Env:    []string{"PATH=/usr/bin:/bin", "GREETING=hello"},
 	}
 	if code := run(t, plan, "(id -u; id -g; id -G; echo $GREETING; umask 0 && touch /root/x 2>&1 | wc -l) > "+dst+
@@ -197,17 +197,17 @@ func TestProgramsThatDoNotRun(t *testing.T) {
 		command string
 		code    int
 	}{
-		"not there":       {"/no/such/program", CodeNotFound},
-		"not in the path": {"no-such-program", CodeNotFound},
-		"not executable":  {plain, CodeNotExecutable},
-		"plain in a path": {"plain", CodeNotExecutable},
-		"a folder":        {dir, CodeNotExecutable},
+		"not there":       {"/no/such/program", child.CodeNotFound},
+		"not in the path": {"no-such-program", child.CodeNotFound},
+		"not executable":  {plain, child.CodeNotExecutable},
+		"plain in a path": {"plain", child.CodeNotExecutable},
+		"a folder":        {dir, child.CodeNotExecutable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := Start(Plan{Command: c.command, Env: []string{"PATH=/bin:" + dir}})
+			p, err := Start(child.Plan{Command: c.command, Env: []string{"PATH=/bin:" + dir}})
 			check.NoError(t, err)
 			defer p.Abort()
-			failure := (*Error)(nil)
+			failure := (*child.Error)(nil)
 			if err := p.Go(); !errors.As(err, &failure) || failure.Code != c.code || !strings.Contains(failure.Text, c.command) {
 				t.Fatalf("%v", err)
 			}
@@ -220,9 +220,9 @@ func TestProgramsThatDoNotRun(t *testing.T) {
 
 func TestMountThatFails(t *testing.T) {
 	requireRoot(t)
-	_, err := Start(Plan{Mounts: []Mount{{Source: "/no/such", Destination: "/tmp"}}, Command: "true"})
-	failure := (*Error)(nil)
-	if !errors.As(err, &failure) || failure.Code != CodeNotRun || !strings.Contains(failure.Text, "/no/such") {
+	_, err := Start(child.Plan{Mounts: []child.Mount{{Source: "/no/such", Destination: "/tmp"}}, Command: "true"})
+	failure := (*child.Error)(nil)
+	if !errors.As(err, &failure) || failure.Code != child.CodeNotRun || !strings.Contains(failure.Text, "/no/such") {
 		t.Fatal(err)
 	}
 }
@@ -230,7 +230,7 @@ func TestMountThatFails(t *testing.T) {
 func TestAbortedProgramNeverRuns(t *testing.T) {
 	requireRoot(t)
 	marker := filepath.Join(t.TempDir(), "ran")
-	p, err := Start(Plan{Command: "/bin/touch", Args: []string{marker}})
+	p, err := Start(child.Plan{Command: "/bin/touch", Args: []string{marker}})
 	check.NoError(t, err)
 	p.Abort()
 	p.Abort()
@@ -242,7 +242,7 @@ func TestAbortedProgramNeverRuns(t *testing.T) {
 func TestSignals(t *testing.T) {
 	requireRoot(t)
 	ready := filepath.Join(t.TempDir(), "ready")
-	p, err := Start(Plan{
+	p, err := Start(child.Plan{
 		Command: "/bin/sh",
 		Args:    []string{"-c", "trap 'exit 9' USR1; touch " + ready + "; while :; do sleep 0.01; done"}, Env: os.Environ(),
 	})
@@ -257,7 +257,7 @@ func TestSignals(t *testing.T) {
 	if err := p.Signal(syscall.SIGUSR1); err != nil {
 		t.Fatalf("a signal after the end: %v", err)
 	}
-	if code := run(t, Plan{}, "kill -TERM $$"); code != 128+15 {
+	if code := run(t, child.Plan{}, "kill -TERM $$"); code != 128+15 {
 		t.Fatalf("exit code %d", code)
 	}
 }
@@ -299,7 +299,7 @@ func TestLeftoversAreEnded(t *testing.T) {
 setsid sh -c 'echo $$ > %[1]s/a; exec sleep 60' &
 setsid sh -c 'trap "" TERM; echo $$ > %[1]s/b; while :; do sleep 0.05; done' &
 while ! test -s %[1]s/a || ! test -s %[1]s/b; do sleep 0.01; done`, dir)
-	if code := run(t, Plan{Env: os.Environ()}, script); code != 0 {
+	if code := run(t, child.Plan{Env: os.Environ()}, script); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
 	// The grace for b is an hour, and the context shortens it.

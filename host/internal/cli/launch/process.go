@@ -30,7 +30,7 @@ type Process struct {
 // Start runs a child in a new mount namespace and returns when it has bound the volumes. The child has the caller's
 // standard streams and working directory, and its process group unless the plan has a user. An *Error says what could
 // not be bound.
-func Start(plan Plan) (*Process, error) {
+func Start(plan child.Plan) (*Process, error) {
 	return start(plan, &exec.Cmd{
 		Stdin: os.Stdin, Stdout: os.Stdout,
 		SysProcAttr: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
@@ -39,7 +39,7 @@ func Start(plan Plan) (*Process, error) {
 
 // startIn runs a child in an existing mount namespace, in its own session and without standard input. Its output goes
 // to standard error. It returns when the child is in the namespace.
-func startIn(namespace *os.File, plan Plan) (*Process, error) {
+func startIn(namespace *os.File, plan child.Plan) (*Process, error) {
 	plan.Join = true
 	return start(plan, &exec.Cmd{
 		Stdout: os.Stderr, ExtraFiles: []*os.File{namespace},
@@ -48,7 +48,7 @@ func startIn(namespace *os.File, plan Plan) (*Process, error) {
 }
 
 // start runs a child and sends it its plan. cmd has what differs between children.
-func start(plan Plan, cmd *exec.Cmd) (*Process, error) {
+func start(plan child.Plan, cmd *exec.Cmd) (*Process, error) {
 	plan.Parent = os.Getpid()
 	// Orphans of the program become children of this process, so that EndLeftovers finds them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -76,7 +76,7 @@ func start(plan Plan, cmd *exec.Cmd) (*Process, error) {
 	err = errors.Join(err, reportsIn.Close(), ordersOut.Close())
 	if err != nil {
 		p.close()
-		return nil, &Error{Code: CodeNotRun, Text: fmt.Sprintf("start in a mount namespace: %v", err)}
+		return nil, &child.Error{Code: child.CodeNotRun, Text: fmt.Sprintf("start in a mount namespace: %v", err)}
 	}
 	err = json.NewEncoder(ordersIn).Encode(plan)
 	if err == nil || errors.Is(err, unix.EPIPE) {
@@ -111,10 +111,10 @@ func (p *Process) start() error {
 func (p *Process) await() error {
 	var r child.Report
 	if err := p.reports.Decode(&r); err != nil {
-		return &Error{Code: CodeNotRun, Text: "the child ended before it was ready"}
+		return &child.Error{Code: child.CodeNotRun, Text: "the child ended before it was ready"}
 	}
 	if !r.Ready {
-		return &Error{Code: r.Code, Text: r.Error}
+		return &child.Error{Code: r.Code, Text: r.Error}
 	}
 	return nil
 }
@@ -134,7 +134,7 @@ func (p *Process) Go() error {
 	_, err := io.WriteString(p.orders, `{"go":true}`+"\n")
 	if err != nil && !errors.Is(err, unix.EPIPE) {
 		p.Abort()
-		return &Error{Code: CodeNotRun, Text: fmt.Sprintf("tell the child to go: %v", err)}
+		return &child.Error{Code: child.CodeNotRun, Text: fmt.Sprintf("tell the child to go: %v", err)}
 	}
 	defer p.close()
 	// The pipe closes at the exec, or when the child ends, which Wait reports.
@@ -143,7 +143,7 @@ func (p *Process) Go() error {
 		return nil
 	}
 	<-p.done
-	return &Error{Code: r.Code, Text: r.Error}
+	return &child.Error{Code: r.Code, Text: r.Error}
 }
 
 // Abort kills a child that shall not execute the program, and waits for it. It may be called more than once.
@@ -182,7 +182,7 @@ func (p *Process) Wait() (int, error) {
 	<-p.done
 	exit := (*exec.ExitError)(nil)
 	if p.waitErr != nil && !errors.As(p.waitErr, &exit) {
-		return CodeNotRun, fmt.Errorf("wait for process %d: %w", p.PID(), p.waitErr)
+		return child.CodeNotRun, fmt.Errorf("wait for process %d: %w", p.PID(), p.waitErr)
 	}
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if ok && status.Signaled() {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 )
 
 // timing configures restarts of sidecars.
@@ -50,7 +51,7 @@ type Sidecars struct {
 func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, error) {
 	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.PID()))
 	if err != nil {
-		return nil, &Error{Code: CodeNotRun, Text: fmt.Sprintf("open the workload's mount namespace: %v", err)}
+		return nil, &child.Error{Code: child.CodeNotRun, Text: fmt.Sprintf("open the workload's mount namespace: %v", err)}
 	}
 	return &Sidecars{namespace: namespace, note: note, timing: defaultTiming, stopping: make(chan struct{})}, nil
 }
@@ -63,14 +64,14 @@ func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, 
 // If the plan depends on the epoch, which is 0 for a sidecar that is started alone, the
 // program takes over from the one of the epoch before, as Envoy does: then the next one is
 // started beside it, and ends it.
-func (s *Sidecars) Start(ctx context.Context, name string, plan func(epoch int) Plan, file string) error {
+func (s *Sidecars) Start(ctx context.Context, name string, plan func(epoch int) child.Plan, file string) error {
 	c := &sidecar{
 		of: s, name: name, plan: plan, file: file, done: make(chan struct{}),
 		takesOver: !reflect.DeepEqual(plan(0), plan(1)),
 	}
 	p, err := c.launch()
 	if err != nil {
-		return &Error{Code: CodeNotRun, Text: fmt.Sprintf("sidecar %q: %v", name, err)}
+		return &child.Error{Code: child.CodeNotRun, Text: fmt.Sprintf("sidecar %q: %v", name, err)}
 	}
 	c.process = p
 	s.all = append(s.all, c)
@@ -122,7 +123,7 @@ func (s *Sidecars) Stop(ctx context.Context, grace time.Duration) {
 type sidecar struct {
 	of        *Sidecars
 	name      string
-	plan      func(epoch int) Plan
+	plan      func(epoch int) child.Plan
 	takesOver bool // from the process of the epoch before
 	// file is what the sidecar reads once; read is that file at the last start.
 	file string

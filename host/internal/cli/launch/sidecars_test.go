@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -53,7 +54,7 @@ func (n *notes) count(text string) (count int) {
 }
 
 // beside starts a process that waits for Go, and prepares sidecars for it.
-func beside(t *testing.T, plan Plan) (*Process, *Sidecars, *notes) {
+func beside(t *testing.T, plan child.Plan) (*Process, *Sidecars, *notes) {
 	t.Helper()
 	requireRoot(t)
 	t.Cleanup(func() { goleak.VerifyNone(t) })
@@ -69,10 +70,10 @@ func beside(t *testing.T, plan Plan) (*Process, *Sidecars, *notes) {
 }
 
 // always is the plan of a sidecar that does not take over.
-func always(plan Plan) func(int) Plan { return func(int) Plan { return plan } }
+func always(plan child.Plan) func(int) child.Plan { return func(int) child.Plan { return plan } }
 
-func script(text string) Plan {
-	return Plan{Command: "/bin/sh", Args: []string{"-c", text}, Env: os.Environ()}
+func script(text string) child.Plan {
+	return child.Plan{Command: "/bin/sh", Args: []string{"-c", text}, Env: os.Environ()}
 }
 
 func read(path string) string {
@@ -104,14 +105,14 @@ func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 	t.Cleanup(func() { os.Remove(destination) })
 	program := script("echo program >> " + destination + "/order; ls -i /proc/self/ns/mnt > " + destination +
 		"/program; exit 3")
-	program.Mounts = []Mount{{Source: source, Destination: destination}}
+	program.Mounts = []child.Mount{{Source: source, Destination: destination}}
 	p, s, n := beside(t, program)
 
 	sidecar := script(`here=$(pwd -P); cd ` + destination + ` && echo sidecar >> order
 (echo $here; readlink /proc/self/ns/mnt; id -u; id -G; echo $GREETING
 cut -d' ' -f6 /proc/$$/stat; readlink /proc/$$/fd/0) > all 2>&1
 echo $$ > pid; exec sleep 60`)
-	sidecar.User = &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
+	sidecar.User = &child.User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
 	sidecar.Env = append(sidecar.Env, "GREETING=hello")
 	check.NoError(t, s.Start(t.Context(), "envoy", always(sidecar), ""))
 	pid := awaitPID(t, filepath.Join(source, "pid"))
@@ -143,7 +144,7 @@ echo $$ > pid; exec sleep 60`)
 
 func TestSidecarIsStartedAgain(t *testing.T) {
 	dir := t.TempDir()
-	_, s, n := beside(t, Plan{Command: "true"})
+	_, s, n := beside(t, child.Plan{Command: "true"})
 	// It ends three times, in three ways, and leaves a process each time.
 	err := s.Start(t.Context(), "envoy", always(script(fmt.Sprintf(`cd %s
 echo $$ >> starts
@@ -184,7 +185,7 @@ func TestPausesOfASidecar(t *testing.T) {
 		"long lives":  {0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, s, n := beside(t, Plan{Command: "true"})
+			_, s, n := beside(t, child.Plan{Command: "true"})
 			s.timing.first, s.timing.longest, s.timing.stable = 100*time.Millisecond, 400*time.Millisecond, c.stable
 			check.NoError(t, s.Start(t.Context(), "x", always(script("exit 1")), ""))
 			check.Eventually(t, "four ends", func() bool { return n.count("it is started again in") >= 4 })
@@ -207,10 +208,10 @@ func TestPausesOfASidecar(t *testing.T) {
 }
 
 func TestSidecarThatCannotBeStarted(t *testing.T) {
-	_, s, n := beside(t, Plan{Command: "true"})
-	err := s.Start(t.Context(), "envoy", always(Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}}), "")
-	failure := (*Error)(nil)
-	if !errors.As(err, &failure) || failure.Code != CodeNotRun ||
+	_, s, n := beside(t, child.Plan{Command: "true"})
+	err := s.Start(t.Context(), "envoy", always(child.Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}}), "")
+	failure := (*child.Error)(nil)
+	if !errors.As(err, &failure) || failure.Code != child.CodeNotRun ||
 		!strings.Contains(failure.Text, `sidecar "envoy": command "no-such-proxy" not found`) {
 		t.Fatalf("%v", err)
 	}
@@ -229,8 +230,8 @@ func TestSidecarWhoseProgramVanishes(t *testing.T) {
 		check.NoError(t, os.Rename(program+".new", program))
 	}
 	write()
-	_, s, n := beside(t, Plan{Command: "true"})
-	check.NoError(t, s.Start(t.Context(), "envoy", always(Plan{Command: program, Env: os.Environ()}), ""))
+	_, s, n := beside(t, child.Plan{Command: "true"})
+	check.NoError(t, s.Start(t.Context(), "envoy", always(child.Plan{Command: program, Env: os.Environ()}), ""))
 	check.NoError(t, os.Remove(program))
 	check.Eventually(t, "a start that fails", func() bool { return n.count("cannot be started again") > 0 })
 	before := n.count("is started again (pid")
@@ -291,7 +292,7 @@ func TestSidecarReadsANewFile(t *testing.T) {
 				check.NoError(t, os.WriteFile(file+".new", []byte(text), 0o400))
 				check.NoError(t, os.Rename(file+".new", file))
 			}
-			_, s, n := beside(t, Plan{Command: "true"})
+			_, s, n := beside(t, child.Plan{Command: "true"})
 			s.timing.first = time.Hour // an end of its own would not lead to a restart within the test
 			if c.killed == 0 {
 				s.timing.grace = time.Minute
@@ -327,7 +328,7 @@ func TestSidecarReadsANewFile(t *testing.T) {
 // After StopRestarts, a sidecar that ends is not restarted.
 func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	dir := t.TempDir()
-	_, s, n := beside(t, Plan{Command: "true"})
+	_, s, n := beside(t, child.Plan{Command: "true"})
 	check.NoError(t, s.Start(t.Context(), "x", always(script("echo $$ >> "+dir+"/starts; exec sleep 60")), ""))
 	pid := awaitPID(t, filepath.Join(dir, "starts"))
 	s.StopRestarts()
@@ -354,7 +355,7 @@ func TestSidecarThatDoesNotEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "pid")
-			_, s, n := beside(t, Plan{Command: "true"})
+			_, s, n := beside(t, child.Plan{Command: "true"})
 			plan := script("trap '' TERM; echo $$ > " + out + "; while :; do sleep 0.05; done")
 			check.NoError(t, s.Start(t.Context(), "envoy", always(plan), ""))
 			pid := awaitPID(t, out)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/takeover/probes"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -33,10 +34,10 @@ func startTakeover(t *testing.T) *takeover {
 	program := testbin.Build(t, "test/lib/takeover")
 	dir := t.TempDir()
 	c := &takeover{dir: dir, file: filepath.Join(dir, "bootstrap")}
-	_, c.s, c.n = beside(t, Plan{Command: "true"})
+	_, c.s, c.n = beside(t, child.Plan{Command: "true"})
 	c.write(t, "first")
-	check.NoError(t, c.s.Start(t.Context(), "envoy", func(epoch int) Plan {
-		return Plan{
+	check.NoError(t, c.s.Start(t.Context(), "envoy", func(epoch int) child.Plan {
+		return child.Plan{
 			Command: program, Env: os.Environ(), Args: []string{
 				"-c", c.file, "-base-id", strconv.Itoa(os.Getpid()), "-restart-epoch", strconv.Itoa(epoch),
 				"-address", c.address(), "-fail", filepath.Join(dir, "fail"),
@@ -155,7 +156,7 @@ func TestTakeoverBeginsAgain(t *testing.T) {
 // the takeover after the next.
 func TestTakeoverIsStopped(t *testing.T) {
 	dir := t.TempDir()
-	_, s, n := beside(t, Plan{Command: "true"})
+	_, s, n := beside(t, child.Plan{Command: "true"})
 	file := filepath.Join(dir, "bootstrap")
 	write := func(text string) {
 		t.Helper()
@@ -163,7 +164,7 @@ func TestTakeoverIsStopped(t *testing.T) {
 		check.NoError(t, os.Rename(file+".new", file))
 	}
 	write("first")
-	check.NoError(t, s.Start(t.Context(), "envoy", func(epoch int) Plan {
+	check.NoError(t, s.Start(t.Context(), "envoy", func(epoch int) child.Plan {
 		return script(fmt.Sprintf("echo $$ > %s/%d; exec sleep 60", dir, epoch))
 	}, file))
 	pid := func(epoch int) int { return awaitPID(t, filepath.Join(dir, strconv.Itoa(epoch))) }

@@ -9,30 +9,11 @@ import (
 	"github.com/pannier/pannier/host/internal/cli/launch/child"
 )
 
-// These are the child's.
-type (
-	// Plan is what the child does.
-	Plan = child.Plan
-	// Mount binds a mount of the host at the workload's destination.
-	Mount = child.Mount
-	// User is who runs the program.
-	User = child.User
-	// Error says why the program did not run.
-	Error = child.Error
-)
-
-// The exit codes for a program that did not run.
-const (
-	CodeNotRun        = child.CodeNotRun
-	CodeNotExecutable = child.CodeNotExecutable
-	CodeNotFound      = child.CodeNotFound
-)
-
 // LookupUser reads USER or USER:GROUP, each a name or a number. A number needs no entry in the system; the group is
 // then the same number.
-func LookupUser(text string) (*User, error) {
+func LookupUser(text string) (*child.User, error) {
 	name, group, hasGroup := strings.Cut(text, ":")
-	u := &User{}
+	u := &child.User{}
 	known, err := user.Lookup(name)
 	if err != nil {
 		known, err = user.LookupId(name)
@@ -55,31 +36,21 @@ func LookupUser(text string) (*User, error) {
 		if u.GID, err = lookupGroup(group); err != nil {
 			return nil, err
 		}
-		u.Groups = []int{u.GID}
+	}
+	u.Groups = []int{u.GID}
+	if hasGroup || known == nil {
 		return u, nil
 	}
-	if err := joinGroups(u, known); err != nil {
-		return nil, err
-	}
-	return u, nil
-}
-
-// joinGroups adds the user's supplementary groups.
-func joinGroups(u *User, known *user.User) error {
-	u.Groups = []int{u.GID}
-	if known == nil {
-		return nil
-	}
-	ids, err := known.GroupIds()
+	ids, err := known.GroupIds() // the supplementary ones
 	if err != nil {
-		return fmt.Errorf("groups of user %q: %w", known.Username, err)
+		return nil, fmt.Errorf("groups of user %q: %w", known.Username, err)
 	}
 	for _, text := range ids {
 		if id, err := number(text); err == nil && id != u.GID {
 			u.Groups = append(u.Groups, id)
 		}
 	}
-	return nil
+	return u, nil
 }
 
 func lookupGroup(name string) (int, error) {
