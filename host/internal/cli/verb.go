@@ -32,7 +32,7 @@ type noun struct {
 	use, short string
 	verbs      []verb
 	nouns      []noun
-	others     []*cobra.Command
+	others     []*cobra.Command // that are not verbs
 }
 
 func nounOf(use, short string, verbs []verb, nouns ...noun) noun {

@@ -77,27 +77,19 @@ definition, and that a healthy controller of the driver can create such a volume
 			flags: func(f *pflag.FlagSet) {
 				f.BoolVar(&dryRun, "dry-run", false, "check whether it can be made, and make nothing")
 			},
-			run: func(ctx context.Context, c *call) error {
-				spec, err := c.readVolume()
-				if err != nil {
-					return err
-				}
+			run: withSpec((*call).readVolume, func(ctx context.Context, c *call, spec *hostv1.VolumeSpec) error {
 				if dryRun {
 					return checkVolume(ctx, c, spec)
 				}
 				resp, err := c.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: spec})
 				return c.Done(resp, err, "%s", made("is created", resp.GetVolume()))
-			},
+			}),
 		},
 		{
 			use: "register FILE", short: "Register an existing volume, or change its definition", example: "volume.hcl",
 			long: `Register a volume that exists at its driver, or change its definition. The driver is asked to
 validate it. FILE is a volume spec; - is standard input.`,
-			run: func(ctx context.Context, c *call) error {
-				spec, err := c.readVolume()
-				if err != nil {
-					return err
-				}
+			run: withSpec((*call).readVolume, func(ctx context.Context, c *call, spec *hostv1.VolumeSpec) error {
 				if spec.GetExternalId() == "" {
 					return config.Problems{{File: c.args[0], Text: "external_id: is required to register a volume; " +
 						"pannier volume create makes one, pannier volume list -external -driver " + spec.GetPluginId() +
@@ -105,7 +97,7 @@ validate it. FILE is a volume spec; - is standard input.`,
 				}
 				resp, err := c.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec})
 				return c.Done(resp, err, "%s", made("is registered", resp.GetVolume()))
-			},
+			}),
 		},
 	}
 }

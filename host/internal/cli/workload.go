@@ -53,7 +53,7 @@ func workloadSpecVerbs() []verb {
 with it, then whether its volumes are registered, their drivers are healthy here, and the modes,
 ports and services fit. That another workload has a volume now is no mistake of a spec: pannier
 workload start -dry-run says that too. - is standard input.`,
-			run: withSpec(validateWorkload),
+			run: withSpec((*call).readWorkload, validateWorkload),
 		},
 		{
 			use: "start SPEC", short: "Start a workload for a unit, a container or a script",
@@ -65,7 +65,7 @@ nothing: it says what a start would do and who has the volumes, and fails if it 
 			example: "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
 			formats: mountFormats,
 			flags:   func(f *pflag.FlagSet) { dryFlag(f, &dry) },
-			run: withSpec(func(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
+			run: withSpec((*call).readWorkload, func(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
 				if dry {
 					return dryStart(ctx, c, spec)
 				}
@@ -88,7 +88,7 @@ nothing: it says what a start would do and who has the volumes, and fails if it 
 upstreams, proxies' configuration, intentions, tags, meta, checks and weights. A proxy whose
 bootstrap changes with them gets another file, and is started again by pannier workload
 run. The workload and its program run on. What else differs is refused, but for exec.`,
-			run: withSpec(func(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
+			run: withSpec((*call).readWorkload, func(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
 				p := c.progress()
 				w, err := c.start(ctx, p, &hostv1.StartWorkloadRequest{Spec: spec, Update: true})
 				p.close()
@@ -119,10 +119,10 @@ func workloadStatus(ctx context.Context, c *call, node string) error {
 	return printMounts(c.Printer, resp, err, func() { showWorkload(c.Printer, resp.GetWorkload(), resp.GetHolders()...) })
 }
 
-// withSpec is work on the workload spec of the first argument.
-func withSpec(do func(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error) work {
+// withSpec is work on the spec of the first argument.
+func withSpec[S any](read func(*call) (S, error), do func(ctx context.Context, c *call, spec S) error) work {
 	return func(ctx context.Context, c *call) error {
-		spec, err := c.readWorkload()
+		spec, err := read(c)
 		if err != nil {
 			return err
 		}
