@@ -5,8 +5,8 @@ var otherNodes = []mutant{
 	{
 		name: "agents-lend-their-rights", promise: "an agent that passes on a call for another node lends the caller none of its own rights",
 		in: "host/internal/apiserver", decl: "Server.admit",
-		old: `secret == "" && s.cfg.SocketRoot && c.isRoot(s.access) {`,
-		new: `secret == "" && s.cfg.SocketRoot && (c.isRoot(s.access) || c.cert != nil) {`,
+		old: `secret == "" && s.cfg.SocketRoot && c.Root {`,
+		new: `secret == "" && s.cfg.SocketRoot && (c.Root || c.Cert != nil) {`,
 		pkg: "./host/internal/apiserver", run: "^TestAskAnotherNode$",
 	},
 	{

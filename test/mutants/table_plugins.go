@@ -316,8 +316,8 @@ var plugins = []mutant{
 	{
 		name: "front-door-as-root", promise: "a front door has the rights of its token, whoever runs it",
 		in: "host/internal/apiserver", decl: "peerOf",
-		old: "		return unknownPeer(errPlugin)\n",
-		new: "		return peer{}\n",
+		old: "		return call.UnknownPeer(errPlugin)\n",
+		new: "		return call.Peer{}\n",
 		pkg: apiserverPkg, run: "^TestAFrontDoorAsksForMore$",
 	},
 	{

@@ -22,6 +22,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -41,12 +42,12 @@ const resetFile = "acl-bootstrap-reset"
 func (s aclService) BootstrapACL(ctx context.Context,
 	_ *hostv1.BootstrapACLRequest,
 ) (*hostv1.BootstrapACLResponse, error) {
-	if c := callerOf(ctx); !c.operates(s.access) {
+	if c := call.CallerOf(ctx); !c.Operates() {
 		return nil, connect.NewError(connect.CodePermissionDenied,
 			fmt.Errorf("%s may not make the first token: run it as root on a server, or with a certificate of the role cli",
-				c.who()))
+				c.Who()))
 	}
-	secret, token := newToken(callerOf(ctx).call, "bootstrap", ledger.Management)
+	secret, token := newToken(call.CallerOf(ctx).Key, "bootstrap", ledger.Management)
 	made, err := s.cfg.Ledger.BootstrapACL(ctx, token, 0)
 	made, err = s.madeBefore(ctx, token, made, err)
 	var before *ledger.BootstrappedError
@@ -86,12 +87,12 @@ func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token,
 func (s aclService) CreateACLToken(ctx context.Context,
 	m *hostv1.CreateACLTokenRequest,
 ) (*hostv1.CreateACLTokenResponse, error) {
-	secret, token := newToken(callerOf(ctx).call, m.GetName(), cmp.Or(ledger.TokenType(m.GetType()), ledger.Client))
-	token.Policies, token.Roles = notEmpty(m.GetPolicies()), notEmpty(m.GetRoles())
+	secret, token := newToken(call.CallerOf(ctx).Key, m.GetName(), cmp.Or(ledger.TokenType(m.GetType()), ledger.Client))
+	token.Policies, token.Roles = call.NotEmpty(m.GetPolicies()), call.NotEmpty(m.GetRoles())
 	if m.GetTtl() != nil {
 		ttl := m.GetTtl().AsDuration()
 		if !m.GetTtl().IsValid() || ttl <= 0 {
-			return nil, invalid("ACL token", "ttl", "must be above 0")
+			return nil, call.Invalid("ACL token", "ttl", "must be above 0")
 		}
 		token.ExpiresAt = time.Now().Add(ttl)
 	}
@@ -126,7 +127,7 @@ func (s aclService) madeBefore(ctx context.Context, want, made ledger.Token, ref
 	if !errors.Is(refusal, claim.ErrConflict) && !errors.Is(refusal, ledger.ErrBootstrapped) {
 		return made, refusal
 	}
-	standing, err := reading(ctx, s.Server,
+	standing, err := call.Reading(ctx, s.cfg.Ledger,
 		func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(want.Accessor) })
 	if err != nil || standing.SecretHash != want.SecretHash {
 		return made, refusal
@@ -138,7 +139,7 @@ func (s aclService) madeBefore(ctx context.Context, want, made ledger.Token, ref
 func (s aclService) GetACLToken(ctx context.Context,
 	req *hostv1.GetACLTokenRequest,
 ) (*hostv1.GetACLTokenResponse, error) {
-	token, err := reading(ctx, s.Server,
+	token, err := call.Reading(ctx, s.cfg.Ledger,
 		func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(req.GetAccessor()) })
 	return &hostv1.GetACLTokenResponse{Token: shownACLToken(token)}, err
 }
@@ -147,11 +148,11 @@ func (s aclService) GetACLToken(ctx context.Context,
 func (s aclService) ListACLTokens(ctx context.Context,
 	_ *hostv1.ListACLTokensRequest,
 ) (*hostv1.ListACLTokensResponse, error) {
-	tokens, err := reading(ctx, s.Server, (*state.ReadTx).ACLTokens)
+	tokens, err := call.Reading(ctx, s.cfg.Ledger, (*state.ReadTx).ACLTokens)
 	slices.SortFunc(tokens, func(a, b ledger.Token) int {
 		return cmp.Or(cmp.Compare(a.CreateIndex, b.CreateIndex), cmp.Compare(a.Accessor, b.Accessor))
 	})
-	return &hostv1.ListACLTokensResponse{Tokens: each(tokens, shownACLToken)}, err
+	return &hostv1.ListACLTokensResponse{Tokens: call.Each(tokens, shownACLToken)}, err
 }
 
 // DeleteACLToken deletes a token.
@@ -160,14 +161,14 @@ func (s aclService) DeleteACLToken(ctx context.Context,
 ) (*hostv1.DeleteACLTokenResponse, error) {
 	deleted, err := s.cfg.Ledger.DeleteACLTokens(ctx, req.GetAccessor())
 	if err == nil && len(deleted) == 0 {
-		err = fmt.Errorf("%w: no token has the accessor %q", ledger.ErrTokenNotFound, shortened(req.GetAccessor()))
+		err = fmt.Errorf("%w: no token has the accessor %q", ledger.ErrTokenNotFound, call.Shortened(req.GetAccessor()))
 	}
 	return &hostv1.DeleteACLTokenResponse{}, err
 }
 
 // GetACLSelf returns what the caller may do.
 func (s aclService) GetACLSelf(ctx context.Context, _ *hostv1.GetACLSelfRequest) (*hostv1.GetACLSelfResponse, error) {
-	c := callerOf(ctx)
+	c := call.CallerOf(ctx)
 	resp := &hostv1.GetACLSelfResponse{Management: c.IsManagement()}
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
 		if c.Accessor != "" {
@@ -195,7 +196,7 @@ func (s aclService) GetACLSelf(ctx context.Context, _ *hostv1.GetACLSelfRequest)
 func shownACLToken(t ledger.Token) *hostv1.ACLToken {
 	return &hostv1.ACLToken{
 		Accessor: t.Accessor, Name: t.Name, Type: string(t.Type), Policies: t.Policies, Roles: t.Roles,
-		CreatedAt: timestamp(t.CreatedAt), ExpiresAt: timestamp(t.ExpiresAt),
+		CreatedAt: call.Time(t.CreatedAt), ExpiresAt: call.Time(t.ExpiresAt),
 	}
 }
 
@@ -221,7 +222,7 @@ func (s aclService) PutACLPolicy(ctx context.Context,
 func (s aclService) GetACLPolicy(ctx context.Context,
 	req *hostv1.GetACLPolicyRequest,
 ) (*hostv1.GetACLPolicyResponse, error) {
-	p, err := reading(ctx, s.Server, func(tx *state.ReadTx) (ledger.Policy, error) { return tx.ACLPolicy(req.GetName()) })
+	p, err := call.Reading(ctx, s.cfg.Ledger, func(tx *state.ReadTx) (ledger.Policy, error) { return tx.ACLPolicy(req.GetName()) })
 	return &hostv1.GetACLPolicyResponse{Policy: shownACLPolicy(p)}, err
 }
 
@@ -229,8 +230,8 @@ func (s aclService) GetACLPolicy(ctx context.Context,
 func (s aclService) ListACLPolicies(ctx context.Context,
 	_ *hostv1.ListACLPoliciesRequest,
 ) (*hostv1.ListACLPoliciesResponse, error) {
-	all, err := reading(ctx, s.Server, (*state.ReadTx).ACLPolicies)
-	return &hostv1.ListACLPoliciesResponse{Policies: each(all, shownACLPolicy)}, err
+	all, err := call.Reading(ctx, s.cfg.Ledger, (*state.ReadTx).ACLPolicies)
+	return &hostv1.ListACLPoliciesResponse{Policies: call.Each(all, shownACLPolicy)}, err
 }
 
 // DeleteACLPolicy deletes a policy.
@@ -239,7 +240,7 @@ func (s aclService) DeleteACLPolicy(ctx context.Context,
 ) (*hostv1.DeleteACLPolicyResponse, error) {
 	deleted, err := s.cfg.Ledger.DeleteACLPolicies(ctx, req.GetName())
 	if err == nil && len(deleted) == 0 {
-		err = fmt.Errorf("%w: there is no policy %q", ledger.ErrPolicyNotFound, shortened(req.GetName()))
+		err = fmt.Errorf("%w: there is no policy %q", ledger.ErrPolicyNotFound, call.Shortened(req.GetName()))
 	}
 	return &hostv1.DeleteACLPolicyResponse{}, err
 }
@@ -248,7 +249,7 @@ func (s aclService) DeleteACLPolicy(ctx context.Context,
 func (s aclService) PutACLRole(ctx context.Context, req *hostv1.PutACLRoleRequest) (*hostv1.PutACLRoleResponse, error) {
 	r := ledger.Role{
 		Name: req.GetName(), Description: req.GetDescription(),
-		Policies: notEmpty(req.GetPolicies()),
+		Policies: call.NotEmpty(req.GetPolicies()),
 	}
 	if err := r.Validate(); err != nil {
 		return nil, err
@@ -262,7 +263,7 @@ func (s aclService) PutACLRole(ctx context.Context, req *hostv1.PutACLRoleReques
 
 // GetACLRole reads a role.
 func (s aclService) GetACLRole(ctx context.Context, req *hostv1.GetACLRoleRequest) (*hostv1.GetACLRoleResponse, error) {
-	r, err := reading(ctx, s.Server, func(tx *state.ReadTx) (ledger.Role, error) { return tx.ACLRole(req.GetName()) })
+	r, err := call.Reading(ctx, s.cfg.Ledger, func(tx *state.ReadTx) (ledger.Role, error) { return tx.ACLRole(req.GetName()) })
 	return &hostv1.GetACLRoleResponse{Role: shownACLRole(r)}, err
 }
 
@@ -270,8 +271,8 @@ func (s aclService) GetACLRole(ctx context.Context, req *hostv1.GetACLRoleReques
 func (s aclService) ListACLRoles(ctx context.Context,
 	_ *hostv1.ListACLRolesRequest,
 ) (*hostv1.ListACLRolesResponse, error) {
-	all, err := reading(ctx, s.Server, (*state.ReadTx).ACLRoles)
-	return &hostv1.ListACLRolesResponse{Roles: each(all, shownACLRole)}, err
+	all, err := call.Reading(ctx, s.cfg.Ledger, (*state.ReadTx).ACLRoles)
+	return &hostv1.ListACLRolesResponse{Roles: call.Each(all, shownACLRole)}, err
 }
 
 // DeleteACLRole deletes a role.
@@ -280,21 +281,21 @@ func (s aclService) DeleteACLRole(ctx context.Context,
 ) (*hostv1.DeleteACLRoleResponse, error) {
 	deleted, err := s.cfg.Ledger.DeleteACLRoles(ctx, req.GetName())
 	if err == nil && len(deleted) == 0 {
-		err = fmt.Errorf("%w: there is no role %q", ledger.ErrRoleNotFound, shortened(req.GetName()))
+		err = fmt.Errorf("%w: there is no role %q", ledger.ErrRoleNotFound, call.Shortened(req.GetName()))
 	}
 	return &hostv1.DeleteACLRoleResponse{}, err
 }
 
 func shownACLPolicy(p ledger.Policy) *hostv1.ACLPolicy {
 	return &hostv1.ACLPolicy{
-		Name: p.Name, Description: p.Description, Rules: p.Rules, ModifiedAt: timestamp(
+		Name: p.Name, Description: p.Description, Rules: p.Rules, ModifiedAt: call.Time(
 			p.ModifiedAt), ModifyIndex: p.ModifyIndex,
 	}
 }
 
 func shownACLRole(r ledger.Role) *hostv1.ACLRole {
 	return &hostv1.ACLRole{
-		Name: r.Name, Description: r.Description, Policies: r.Policies, ModifiedAt: timestamp(
+		Name: r.Name, Description: r.Description, Policies: r.Policies, ModifiedAt: call.Time(
 			r.ModifiedAt), ModifyIndex: r.ModifyIndex,
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
@@ -466,28 +467,29 @@ func TestCallersOfPassedOnCalls(t *testing.T) {
 		"pannier://dc1/node/n7"
 	cert := func(role pki.Role) *transport.Peer { return &transport.Peer{Name: "x", Role: role, DC: "dc1"} }
 	for _, c := range []struct {
-		caller   caller
+		caller   call.Caller
 		operates bool
 		who      string
 	}{
-		{caller{peer: peer{uid: 0}}, true, "root"},
-		{caller{peer: peer{uid: 4242}}, false, "uid 4242"},
-		{caller{peer: unknownPeer(nil)}, false, "uid 4294967295"},
-		{caller{cert: cert(pki.CLI)}, true, "pannier://dc1/cli/x"},
-		{caller{cert: cert(pki.Server)}, true, "pannier://dc1/server/x"},
-		{caller{cert: cert(pki.Node)}, false, "pannier://dc1/node/x"},
-		{caller{cert: cert(pki.Server), asker: root}, true, root},
-		{caller{cert: cert(pki.Server), asker: ops}, true, ops},
-		{caller{cert: cert(pki.Server), asker: alice}, false, alice},
-		{caller{cert: cert(pki.Server), asker: node}, false, node},
-		{caller{cert: cert(pki.Server), asker: alice + " " + root}, false, alice + " " + root},
-		{caller{cert: cert(pki.Node), asker: root}, false, root + ", as pannier://dc1/node/x says"},
-		{caller{cert: cert(pki.Server), asker: root, Identity: acl.Identity{Accessor: "a", Name: "ci"}}, true, `token "ci"`},
+		{call.Caller{Peer: call.Peer{UID: 0}}, true, "root"},
+		{call.Caller{Peer: call.Peer{UID: 4242}}, false, "uid 4242"},
+		{call.Caller{Peer: call.UnknownPeer(nil)}, false, "uid 4294967295"},
+		{call.Caller{Cert: cert(pki.CLI)}, true, "pannier://dc1/cli/x"},
+		{call.Caller{Cert: cert(pki.Server)}, true, "pannier://dc1/server/x"},
+		{call.Caller{Cert: cert(pki.Node)}, false, "pannier://dc1/node/x"},
+		{call.Caller{Cert: cert(pki.Server), Asker: root}, true, root},
+		{call.Caller{Cert: cert(pki.Server), Asker: ops}, true, ops},
+		{call.Caller{Cert: cert(pki.Server), Asker: alice}, false, alice},
+		{call.Caller{Cert: cert(pki.Server), Asker: node}, false, node},
+		{call.Caller{Cert: cert(pki.Server), Asker: alice + " " + root}, false, alice + " " + root},
+		{call.Caller{Cert: cert(pki.Node), Asker: root}, false, root + ", as pannier://dc1/node/x says"},
+		{call.Caller{Cert: cert(pki.Server), Asker: root, Identity: acl.Identity{Accessor: "a", Name: "ci"}}, true, `token "ci"`},
 	} {
-		if got := c.caller.operates(access{self: 77}); got != c.operates {
+		c.caller.Root = c.caller.Cert == nil && access{self: 77}.owns(c.caller.Peer)
+		if got := c.caller.Operates(); got != c.operates {
 			t.Errorf("%s operates: %v", c.who, got)
 		}
-		if got := c.caller.who(); got != c.who {
+		if got := c.caller.Who(); got != c.who {
 			t.Errorf("%q is %q", c.who, got)
 		}
 	}

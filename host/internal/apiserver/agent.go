@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -29,7 +30,7 @@ func (s agentService) Status(ctx context.Context, req *hostv1.StatusRequest) (*h
 	reasons := s.cfg.Health()
 	resp := &hostv1.StatusResponse{
 		Name: s.cfg.Name, Version: s.cfg.Version, Datacenter: s.cfg.Datacenter,
-		Pid: int64(os.Getpid()), StartedAt: timestamp(s.cfg.StartedAt),
+		Pid: int64(os.Getpid()), StartedAt: call.Time(s.cfg.StartedAt),
 		DataDir: s.cfg.DataDir, Socket: s.cfg.Socket, HttpAddress: s.httpAddress,
 		Ready: len(reasons) == 0, Message: strings.Join(reasons, "; "),
 		Plugins: s.shownPlugins(), Devices: s.shownDevices(), Leftovers: s.cfg.Leftovers(), Workloads: map[string]int64{},
@@ -47,7 +48,7 @@ func (s agentService) Status(ctx context.Context, req *hostv1.StatusRequest) (*h
 	if resp.Drivers, err = s.shownDrivers(ctx); err != nil {
 		return nil, err
 	}
-	if !s.ledgerHere() {
+	if !call.Here(s.cfg.Ledger) {
 		return resp, nil
 	}
 	stats := s.cfg.Ledger.Stats()
@@ -58,7 +59,7 @@ func (s agentService) Status(ctx context.Context, req *hostv1.StatusRequest) (*h
 	}
 	claims, releasing := n.total()
 	resp.Volumes, resp.Claims, resp.Releasing = int64(n.volumes), int64(claims), int64(releasing)
-	resp.StalledSince = timestamp(n.stalled)
+	resp.StalledSince = call.Time(n.stalled)
 	return resp, nil
 }
 
@@ -103,7 +104,7 @@ func shownUpgrade(o *handover.Outcome) *hostv1.AgentUpgrade {
 	if o == nil {
 		return nil
 	}
-	return &hostv1.AgentUpgrade{Attempt: o.Attempt, At: timestamp(o.At), From: o.From, To: o.To, Error: o.Error}
+	return &hostv1.AgentUpgrade{Attempt: o.Attempt, At: call.Time(o.At), From: o.From, To: o.To, Error: o.Error}
 }
 
 // Events streams the events of the host.
@@ -115,12 +116,12 @@ func (s agentService) Events(ctx context.Context, req *hostv1.EventsRequest,
 	}
 	recent := int(req.GetRecent())
 	if recent < 0 || recent > events.DefaultSize {
-		return invalid("events", "recent", fmt.Sprintf("must be 0 to %d", events.DefaultSize))
+		return call.Invalid("events", "recent", fmt.Sprintf("must be 0 to %d", events.DefaultSize))
 	}
 	filter := events.Filter{Topics: req.GetTopics()}
 	for _, topic := range filter.Topics {
 		if !slices.Contains(events.Topics, topic) {
-			return invalid("events", "topics", fmt.Sprintf("%q is not one of %s", topic, strings.Join(events.Topics, ", ")))
+			return call.Invalid("events", "topics", fmt.Sprintf("%q is not one of %s", topic, strings.Join(events.Topics, ", ")))
 		}
 	}
 	if since := req.GetSince(); since != nil {
@@ -165,7 +166,7 @@ func (s *Server) snapshotEvent(kind, driver, id, of string) {
 
 func shownEvent(e events.Event) *hostv1.EventsResponse {
 	return &hostv1.EventsResponse{Event: &hostv1.Event{
-		Seq: e.Seq, Time: timestamp(
+		Seq: e.Seq, Time: call.Time(
 			e.Time), Topic: e.Topic, Type: e.Type, Subject: e.Subject, Message: e.Message, Details: maps.Clone(e.Details),
 	}}
 }

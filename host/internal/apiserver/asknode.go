@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/api"
@@ -108,29 +109,29 @@ type way struct {
 
 // wayTo finds a node for a caller.
 func (s *Server) wayTo(ctx context.Context, node string) (way, error) {
-	call, _ := connect.CallInfoForHandlerContext(ctx)
-	w := way{command: nodeCalls[call.Spec().Procedure]}
+	info, _ := connect.CallInfoForHandlerContext(ctx)
+	w := way{command: nodeCalls[info.Spec().Procedure]}
 	if s.cfg.Discovery == nil {
-		return w, fmt.Errorf("ask node %q: %w", shortened(node), errAlone)
+		return w, fmt.Errorf("ask node %q: %w", call.Shortened(node), errAlone)
 	}
-	c := callerOf(ctx)
+	c := call.CallerOf(ctx)
 	var known bool
 	switch w.node, known = s.cfg.Discovery.Member(node); {
 	case !known:
-		return w, fmt.Errorf("ask node %q: %w", shortened(node), errUnknownNode)
+		return w, fmt.Errorf("ask node %q: %w", call.Shortened(node), errUnknownNode)
 	case w.node.Status == discovery.Left:
 		return w, fmt.Errorf("ask node %q: %w", node, errLeftNode)
-	case c.asker != "" && c.cert.Role == pki.Server:
+	case c.Asker != "" && c.Cert.Role == pki.Server:
 		return w, fmt.Errorf("ask node %q: %w: this one is %q", node, errPassedOn, s.cfg.Name)
 	}
 	caller, err := s.callerName(ctx)
 	if err != nil {
 		return w, err
 	}
-	if c.asker != "" {
-		caller = fmt.Sprintf("%s, as %s says", c.asker, c.cert)
+	if c.Asker != "" {
+		caller = fmt.Sprintf("%s, as %s says", c.Asker, c.Cert)
 	}
-	w.header = http.Header{forwardedHeader: {caller}, api.TokenHeader: {call.RequestHeader().Get(api.TokenHeader)}}
+	w.header = http.Header{forwardedHeader: {caller}, api.TokenHeader: {info.RequestHeader().Get(api.TokenHeader)}}
 	if s.cfg.Nodes != nil || w.node.Role == discovery.Server {
 		w.agents = []string{node}
 		return w, nil

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/internal/printable"
 )
 
@@ -174,24 +175,24 @@ func (a *auditLog) close() error {
 
 // record writes a call to the audit log, if there is one. err is the result of the call, which is not known when a
 // stream begins.
-func (s *Server) record(c *caller, procedure string, msg any, phase string, allowed bool, err error) {
+func (s *Server) record(c *call.Caller, procedure string, msg any, phase string, allowed bool, err error) {
 	if s.audit == nil {
 		return
 	}
 	e := auditEntry{
-		Time: time.Now().UTC(), Node: s.cfg.Name, Call: c.id, Trace: c.trace, Accessor: c.Accessor, Token: c.Name,
-		RPC: label(procedure), Subject: shortened(object(msg)), Phase: phase, Allowed: allowed,
+		Time: time.Now().UTC(), Node: s.cfg.Name, Call: c.ID, Trace: c.Trace, Accessor: c.Accessor, Token: c.Name,
+		RPC: label(procedure), Subject: call.Shortened(object(msg)), Phase: phase, Allowed: allowed,
 	}
 	if m, ok := msg.(interface{ GetForce() bool }); ok {
 		e.Force = m.GetForce()
 	}
 	switch {
-	case c.cert != nil:
-		e.Certificate, e.For = c.cert.String(), c.asker
-	case c.plugin != "":
-		e.Plugin = c.plugin
-	case c.err == nil:
-		e.UID, e.PID = &c.uid, c.pid
+	case c.Cert != nil:
+		e.Certificate, e.For = c.Cert.String(), c.Asker
+	case c.Plugin != "":
+		e.Plugin = c.Plugin
+	case c.Err == nil:
+		e.UID, e.PID = &c.UID, c.PID
 	}
 	switch {
 	case err != nil:

@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	agents "github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -39,7 +40,7 @@ func (c *Callers) MayStart(ctx context.Context, by agents.Asker, w agents.Start)
 // MayStop implements peer.Callers.
 func (c *Callers) MayStop(ctx context.Context, by agents.Asker, ref claim.WorkloadRef) error {
 	_, err := c.may(ctx, by, v1.WorkloadServiceStopWorkloadProcedure,
-		func(*caller) any { return &hostv1.StopWorkloadRequest{Namespace: ref.Namespace, Id: ref.ID} }, true)
+		func(*call.Caller) any { return &hostv1.StopWorkloadRequest{Namespace: ref.Namespace, Id: ref.ID} }, true)
 	return err
 }
 
@@ -52,8 +53,8 @@ func (c *Callers) MayUse(ctx context.Context, by agents.Asker, ref claim.VolumeR
 
 // start is the call of the API that a node's start stands for. The ledger does not know which of the workloads that it
 // waits for it replaces; their stop is checked by MayStop. So who may not read one may stop it instead.
-func start(w agents.Start) func(who *caller) any {
-	return func(who *caller) any {
+func start(w agents.Start) func(who *call.Caller) any {
+	return func(who *call.Caller) any {
 		spec := &hostv1.WorkloadSpec{Namespace: w.Ref.Namespace, Id: w.Ref.ID}
 		for _, ref := range w.After {
 			list := &spec.After
@@ -73,23 +74,23 @@ func start(w agents.Start) func(who *caller) any {
 }
 
 // may checks one call of the API, and writes it to the audit log if it is refused or noted.
-func (c *Callers) may(ctx context.Context, by agents.Asker, procedure string, call func(who *caller) any,
+func (c *Callers) may(ctx context.Context, by agents.Asker, procedure string, request func(who *call.Caller) any,
 	noted bool,
-) (*caller, error) {
+) (*call.Caller, error) {
 	s := c.server.Load()
 	if s == nil {
-		return &caller{}, errNotOpen
+		return &call.Caller{}, errNotOpen
 	}
-	who := &caller{peer: unknownPeer(errors.New("the call came over a node")), cert: &by.Node}
+	who := &call.Caller{Peer: call.UnknownPeer(errors.New("the call came over a node")), Cert: &by.Node}
 	identity, err := s.identify(ctx, by)
 	if err == nil {
 		err = s.bind(ctx, who)
 	}
 	if err == nil {
 		who.Identity = identity
-		who.Rules = who.Within(who.bound)
+		who.Rules = who.Within(who.Bound)
 	}
-	msg := call(who)
+	msg := request(who)
 	if err == nil {
 		var lacking *connect.Error
 		if err = needOf(procedure).check(who, msg); errors.As(err, &lacking) {
@@ -97,7 +98,7 @@ func (c *Callers) may(ctx context.Context, by agents.Asker, procedure string, ca
 		}
 	}
 	if err != nil || noted {
-		s.record(who, procedure, msg, "", err == nil, withCode(ctx, err))
+		s.record(who, procedure, msg, "", err == nil, call.WithCode(ctx, err))
 	}
 	return who, err
 }
@@ -109,7 +110,7 @@ func (s *Server) identify(ctx context.Context, by agents.Asker) (acl.Identity, e
 	}
 	hash := ""
 	if by.Accessor != "" {
-		token, err := reading(ctx, s, func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(by.Accessor) })
+		token, err := call.Reading(ctx, s.cfg.Ledger, func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(by.Accessor) })
 		if errors.Is(err, ledger.ErrTokenNotFound) {
 			return acl.Identity{}, ledger.ErrUnknownToken
 		}

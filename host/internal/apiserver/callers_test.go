@@ -10,6 +10,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	agents "github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
@@ -43,7 +44,7 @@ namespace "prod" { capabilities = ["submit-workload", "csi-mount-volume"] }`)
 	in := func(namespace string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: namespace, ID: "w"} }
 	volume := claim.VolumeRef{Namespace: "dev", ID: "v"}
 	c := &Callers{}
-	if _, err := c.MayStart(h.ctx, by(dev), agents.Start{Ref: in("dev")}); codeOf(err) != connect.CodeUnavailable {
+	if _, err := c.MayStart(h.ctx, by(dev), agents.Start{Ref: in("dev")}); call.CodeOf(err) != connect.CodeUnavailable {
 		t.Errorf("before the server is open: %v", err)
 	}
 	c.Use(h.Server)
@@ -62,7 +63,7 @@ namespace "prod" { capabilities = ["submit-workload", "csi-mount-volume"] }`)
 		"another namespace's end":      {Ref: in("dev"), After: []claim.WorkloadRef{in("prod")}},
 	} {
 		_, err := c.MayStart(h.ctx, by(dev), w)
-		if !errors.Is(err, agents.ErrDenied) || codeOf(err) != connect.CodePermissionDenied ||
+		if !errors.Is(err, agents.ErrDenied) || call.CodeOf(err) != connect.CodePermissionDenied ||
 			!strings.Contains(err.Error(), `token "dev"`) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -76,7 +77,7 @@ namespace "prod" { capabilities = ["submit-workload", "csi-mount-volume"] }`)
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if err := c.MayUse(h.ctx, by("hunter2"), volume); codeOf(err) != connect.CodeUnauthenticated {
+	if err := c.MayUse(h.ctx, by("hunter2"), volume); call.CodeOf(err) != connect.CodeUnauthenticated {
 		t.Errorf("an unknown token: %v", err)
 	}
 
@@ -91,7 +92,7 @@ namespace "prod" { capabilities = ["submit-workload", "csi-mount-volume"] }`)
 	check.NoError(t, err)
 	_, err = h.client.ACL.DeleteACLToken(h.ctx, &hostv1.DeleteACLTokenRequest{Accessor: devAccessor})
 	check.NoError(t, err)
-	if _, err := c.MayStart(h.ctx, granted, agents.Start{Ref: in("dev")}); codeOf(err) != connect.CodeUnauthenticated {
+	if _, err := c.MayStart(h.ctx, granted, agents.Start{Ref: in("dev")}); call.CodeOf(err) != connect.CodeUnauthenticated {
 		t.Errorf("a deleted token: %v", err)
 	}
 

@@ -6,6 +6,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/device"
 )
@@ -27,7 +28,7 @@ func (s deviceService) DeviceStats(ctx context.Context, req *hostv1.DeviceStatsR
 ) error {
 	interval := req.GetIntervalMs()
 	if interval != 0 && (interval < minStatsInterval || interval > maxStatsInterval) {
-		return invalid("statistics of devices", "interval_ms", "must be 0 for one answer, or from 100 to 86400000")
+		return call.Invalid("statistics of devices", "interval_ms", "must be 0 for one answer, or from 100 to 86400000")
 	}
 	for {
 		if err := stream.Send(s.deviceStats(ctx)); err != nil || interval == 0 {
@@ -52,7 +53,7 @@ func (s deviceService) deviceStats(ctx context.Context) *hostv1.DeviceStatsRespo
 		}
 		for _, d := range sample.Devices {
 			out.Devices = append(out.Devices, &hostv1.DeviceStats{
-				Plugin: sample.Plugin, Id: d.ID, Time: timestamp(d.Time), Summary: d.Summary, Values: d.Values,
+				Plugin: sample.Plugin, Id: d.ID, Time: call.Time(d.Time), Summary: d.Summary, Values: d.Values,
 			})
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/prometheus/common/expfmt"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -41,7 +42,7 @@ func (s agentService) Diagnose(ctx context.Context, req *hostv1.DiagnoseRequest,
 ) error {
 	cpu := req.GetCpu().AsDuration()
 	if cpu < 0 || cpu > longestProfile {
-		return invalid("diagnose", "cpu", fmt.Sprintf("must be 0 to %s", longestProfile))
+		return call.Invalid("diagnose", "cpu", fmt.Sprintf("must be 0 to %s", longestProfile))
 	}
 	d, err := s.cfg.Diagnosis()
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
@@ -30,7 +31,7 @@ func (s driverService) RegisterDriver(ctx context.Context,
 	req *hostv1.RegisterDriverRequest,
 ) (*hostv1.RegisterDriverResponse, error) {
 	if ms := req.GetHealthTimeoutMs(); ms < 0 || ms > maxHealthTimeout {
-		return nil, invalid(fmt.Sprintf("driver %q", req.GetId()), "health_timeout_ms",
+		return nil, call.Invalid(fmt.Sprintf("driver %q", req.GetId()), "health_timeout_ms",
 			fmt.Sprintf("must be 0 to %d", maxHealthTimeout))
 	}
 	d, err := s.cfg.Drivers.Register(ctx, drivers.Spec{
@@ -80,7 +81,7 @@ func (s driverService) GetDriver(ctx context.Context, req *hostv1.GetDriverReque
 	if err == nil {
 		for _, p := range []*hostv1.Driver{shown, shown.GetController()} {
 			if path, err := s.cfg.Drivers.Log(shown.GetId(), drivers.Type(p.GetType())); err == nil && p != nil {
-				p.LastOutput = lastOutput(ctx, path)
+				p.LastOutput = call.LastOutput(ctx, path)
 			}
 		}
 		ctx, cancel := context.WithTimeout(ctx, statsTimeout)
@@ -102,7 +103,7 @@ func (s driverService) DriverLog(ctx context.Context, req *hostv1.DriverLogReque
 	if err != nil {
 		return err
 	}
-	err = streamLog(ctx, path, int(req.GetRecent()), req.GetFollow(), func() error { return stream.Send(nil) },
+	err = call.StreamLog(ctx, path, int(req.GetRecent()), req.GetFollow(), func() error { return stream.Send(nil) },
 		func(line string) error { return stream.Send(&hostv1.DriverLogResponse{Line: line}) })
 	if err != nil {
 		return fmt.Errorf("read the log of driver %q: %w", req.GetId(), err)
@@ -114,12 +115,12 @@ func (s driverService) DriverLog(ctx context.Context, req *hostv1.DriverLogReque
 // has it the error is this node's.
 func (s *Server) shownDriver(ctx context.Context, id string) (*hostv1.Driver, error) {
 	if err := claim.CheckID(id); err != nil {
-		return nil, invalid("driver", "id", err.Error())
+		return nil, call.Invalid("driver", "id", err.Error())
 	}
 	var known claim.Driver
-	if s.ledgerHere() {
+	if call.Here(s.cfg.Ledger) {
 		var err error
-		known, err = reading(ctx, s, func(tx *state.ReadTx) (claim.Driver, error) { return tx.Driver(id) })
+		known, err = call.Reading(ctx, s.cfg.Ledger, func(tx *state.ReadTx) (claim.Driver, error) { return tx.Driver(id) })
 		if err != nil && !errors.Is(err, claim.ErrDriverNotFound) {
 			return nil, err
 		}
@@ -142,7 +143,7 @@ func driverOnNode(node string, d claim.NodeDriver) *hostv1.DriverOnNode {
 		Node: node, Type: string(d.Type), Healthy: d.Healthy, Message: d.Message,
 		ControllerHealthy: controller.Healthy, ControllerMessage: controller.Message,
 		Provider: d.Provider, ProviderVersion: d.Version, NodeId: d.NodeID, MaxVolumes: d.MaxVolumes,
-		Topology: maps.Clone(d.Topology), UpdatedAt: timestamp(d.UpdatedAt),
+		Topology: maps.Clone(d.Topology), UpdatedAt: call.Time(d.UpdatedAt),
 	}
 	if d.Controller != nil {
 		shown.ControllerCapabilities = controllerCapabilities((*storage.ControllerCapabilities)(d.Controller))
@@ -159,8 +160,8 @@ func driverOnNode(node string, d claim.NodeDriver) *hostv1.DriverOnNode {
 // shownDrivers returns the drivers of this node and, on a server, of all others.
 func (s *Server) shownDrivers(ctx context.Context) ([]*hostv1.Driver, error) {
 	known := map[string]claim.Driver{}
-	if s.ledgerHere() {
-		all, err := reading(ctx, s, (*state.ReadTx).Drivers)
+	if call.Here(s.cfg.Ledger) {
+		all, err := call.Reading(ctx, s.cfg.Ledger, (*state.ReadTx).Drivers)
 		if err != nil {
 			return nil, err
 		}
@@ -196,7 +197,7 @@ func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.
 		ControllersHealthy: int64(known.ControllersHealthy), ControllersExpected: int64(known.ControllersExpected),
 		NodesHealthy: int64(known.NodesHealthy), NodesExpected: int64(known.NodesExpected),
 		Message:     "it is not on this node",
-		ModifyIndex: known.ModifyIndex, ModifiedAt: timestamp(known.ModifiedAt),
+		ModifyIndex: known.ModifyIndex, ModifiedAt: call.Time(known.ModifiedAt),
 	}
 	if !isHere {
 		return shown
@@ -226,14 +227,14 @@ func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.
 // showProcess shows what a driver has of each of its processes.
 func showProcess(shown *hostv1.Driver, here drivers.Driver) {
 	shown.Id, shown.Type, shown.Endpoint, shown.Source = here.ID, string(here.Type), here.Endpoint, string(here.Source)
-	shown.Healthy, shown.Message, shown.ChangedAt = here.Healthy, here.Message, timestamp(here.ChangedAt)
+	shown.Healthy, shown.Message, shown.ChangedAt = here.Healthy, here.Message, call.Time(here.ChangedAt)
 	shown.Provider, shown.ProviderVersion = here.Fingerprint.Provider, here.Fingerprint.Version
 	shown.Pid, shown.Restarts = int64(here.PID), int32(here.Restarts)
 	shown.ConfigurationWaits = here.Waiting
 	shown.ProgramSha256, shown.ProgramProblem = here.Program, here.ProgramProblem
 	for _, w := range here.Swaps {
 		swap := &hostv1.DriverSwap{
-			At: timestamp(w.At), FromSha256: w.From, ToSha256: w.To, Overlap: w.Overlap, Refused: w.Refused,
+			At: call.Time(w.At), FromSha256: w.From, ToSha256: w.To, Overlap: w.Overlap, Refused: w.Refused,
 			Rollback: w.Rollback, Why: w.Why,
 		}
 		if w.Took > 0 {

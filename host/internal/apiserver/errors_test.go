@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/consul/services"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -36,7 +37,7 @@ var codesOfErrors = []struct {
 	{connect.CodeUnavailable, []error{
 		command.ErrUncertain, command.ErrNotLeader, command.ErrClosed, command.ErrStopped,
 		workload.ErrClosed, workload.ErrNotReconciled, lease.ErrNoLease, secrets.ErrNoKey, rotation.ErrNotEverywhere,
-		claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
+		claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, call.ErrStopping,
 	}},
 	{connect.CodeResourceExhausted, []error{command.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{
@@ -67,29 +68,29 @@ var codesOfErrors = []struct {
 func TestErrorCodes(t *testing.T) {
 	for _, m := range codesOfErrors {
 		for _, err := range m.errs {
-			if got := connect.CodeOf(withCode(t.Context(), errors.Join(errors.New("context"), err))); got != m.code {
+			if got := connect.CodeOf(call.WithCode(t.Context(), errors.Join(errors.New("context"), err))); got != m.code {
 				t.Errorf("%v has %v, want %v", err, got, m.code)
 			}
 		}
 	}
 	stopping, cancel := context.WithCancelCause(t.Context())
-	cancel(errStopping)
+	cancel(call.ErrStopping)
 	for want, err := range map[connect.Code]error{
 		connect.CodeResourceExhausted: driverSays(codes.ResourceExhausted, "full"),
 		connect.CodeDeadlineExceeded:  context.DeadlineExceeded,
 		connect.CodeUnknown:           errors.New("some error"),
 	} {
-		if got := connect.CodeOf(withCode(stopping, err)); got != want {
+		if got := connect.CodeOf(call.WithCode(stopping, err)); got != want {
 			t.Errorf("%v has %v, want %v", err, got, want)
 		}
 	}
-	if got := connect.CodeOf(withCode(stopping, context.Canceled)); got != connect.CodeUnavailable {
+	if got := connect.CodeOf(call.WithCode(stopping, context.Canceled)); got != connect.CodeUnavailable {
 		t.Errorf("cut off by the agent's end: %v", got)
 	}
-	if got := connect.CodeOf(withCode(t.Context(), context.Canceled)); got != connect.CodeCanceled {
+	if got := connect.CodeOf(call.WithCode(t.Context(), context.Canceled)); got != connect.CodeCanceled {
 		t.Errorf("cut off by the caller: %v", got)
 	}
-	if withCode(t.Context(), nil) != nil {
+	if call.WithCode(t.Context(), nil) != nil {
 		t.Error("an error out of nothing")
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/doctor"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/api"
@@ -44,10 +45,10 @@ type rights struct {
 
 // Examine makes the checks of pannier doctor, unless they were just made for such a caller.
 func (s agentService) Examine(ctx context.Context, req *hostv1.ExamineRequest) (*hostv1.ExamineResponse, error) {
-	c := callerOf(ctx)
+	c := call.CallerOf(ctx)
 	if node := req.GetNode(); s.isOther(node) {
-		if c.bound != nil {
-			return nil, fmt.Errorf("examine node %q: %w", shortened(node), errBoundNode)
+		if c.Bound != nil {
+			return nil, fmt.Errorf("examine node %q: %w", call.Shortened(node), errBoundNode)
 		}
 		return askNode(ctx, s.Server, req, node, examinePatience+nodePatience, nodeClients.Examine)
 	}
@@ -63,9 +64,9 @@ func (s agentService) Examine(ctx context.Context, req *hostv1.ExamineRequest) (
 	maps.DeleteFunc(x.made, func(_ rights, r *hostv1.ExamineResponse) bool {
 		return time.Since(r.GetAt().AsTime()) > examineKept
 	})
-	who := rights{accessor: c.Accessor, plugin: c.plugin, root: c.isRoot(s.access)}
-	if c.cert != nil {
-		who.certificate = c.cert.String()
+	who := rights{accessor: c.Accessor, plugin: c.Plugin, root: c.Root}
+	if c.Cert != nil {
+		who.certificate = c.Cert.String()
 	}
 	if made := x.made[who]; made != nil {
 		return made, nil
@@ -73,7 +74,7 @@ func (s agentService) Examine(ctx context.Context, req *hostv1.ExamineRequest) (
 	checking, cancel := context.WithTimeout(ctx, examinePatience)
 	defer cancel()
 	p := s.cfg.Patient()
-	p.Client, p.Unended = s.asCaller(secretOf(ctx)), &x.unended
+	p.Client, p.Unended = s.asCaller(call.SecretOf(ctx)), &x.unended
 	found, err := doctor.Examine(checking, p)
 	if err == nil {
 		err = context.Cause(ctx) // of a caller who left, the checks are not complete
@@ -81,7 +82,7 @@ func (s agentService) Examine(ctx context.Context, req *hostv1.ExamineRequest) (
 	if err != nil {
 		return nil, err
 	}
-	x.made[who] = &hostv1.ExamineResponse{Node: s.cfg.Name, At: timestamp(time.Now())}
+	x.made[who] = &hostv1.ExamineResponse{Node: s.cfg.Name, At: call.Time(time.Now())}
 	for _, f := range found {
 		x.made[who].Findings = append(x.made[who].Findings, &hostv1.Finding{
 			Check: f.Check, Status: string(f.Status), Why: f.Why, Command: f.Command, Subject: f.Subject,

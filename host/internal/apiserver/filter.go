@@ -8,6 +8,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/system/events"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -16,23 +17,23 @@ import (
 // are made for one caller, so they may be changed.
 //
 // permissions.go refuses calls because of the object that they name; filter is for other objects in the answer.
-func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bool, error) {
+func (s *Server) filter(ctx context.Context, c *call.Caller, request, answer any) (bool, error) {
 	if c.IsManagement() {
 		return true, nil
 	}
 	switch m := answer.(type) {
 	case *hostv1.ListVolumesResponse:
-		m.Volumes = keep(m.GetVolumes(), func(v *hostv1.Volume) bool { return c.sees(v.GetSpec(), acl.CSIListVolume) })
+		m.Volumes = keep(m.GetVolumes(), func(v *hostv1.Volume) bool { return c.Sees(v.GetSpec(), acl.CSIListVolume) })
 	case *hostv1.ListWorkloadsResponse:
-		m.Workloads = keep(m.GetWorkloads(), func(w *hostv1.Workload) bool { return c.sees(w.GetSpec(), acl.ListWorkloads) })
+		m.Workloads = keep(m.GetWorkloads(), func(w *hostv1.Workload) bool { return c.Sees(w.GetSpec(), acl.ListWorkloads) })
 	case *hostv1.ListTokensResponse:
-		m.Tokens = keep(m.GetTokens(), func(t *hostv1.Token) bool { return c.sees(t, acl.ReadWorkload) })
+		m.Tokens = keep(m.GetTokens(), func(t *hostv1.Token) bool { return c.Sees(t, acl.ReadWorkload) })
 	case *hostv1.ListDevicesResponse:
-		c.hideHolders(m.GetGroups())
+		hideHolders(c, m.GetGroups())
 	case *hostv1.StatusResponse:
-		c.hideStatus(m)
+		hideStatus(c, m)
 	case *hostv1.GetDriverResponse:
-		if c.may(acl.Agent, acl.Read) != nil { // drivers print about all namespaces
+		if c.May(acl.Agent, acl.Read) != nil { // drivers print about all namespaces
 			for _, p := range []*hostv1.Driver{m.GetDriver(), m.GetDriver().GetController()} {
 				if p != nil {
 					p.LastOutput = nil
@@ -40,8 +41,8 @@ func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bo
 			}
 		}
 	case *hostv1.GetNodeResponse:
-		m.Workloads = keep(m.GetWorkloads(), func(w *hostv1.NodeWorkload) bool { return c.sees(w, acl.ListWorkloads) })
-		m.Claims = keep(m.GetClaims(), func(k *hostv1.Claim) bool { return c.sees(k, acl.CSIReadVolume) })
+		m.Workloads = keep(m.GetWorkloads(), func(w *hostv1.NodeWorkload) bool { return c.Sees(w, acl.ListWorkloads) })
+		m.Claims = keep(m.GetClaims(), func(k *hostv1.Claim) bool { return c.Sees(k, acl.CSIReadVolume) })
 	case *hostv1.ListExternalResponse:
 		hidden, err := s.hidden(ctx, c, request)
 		m.Volumes = keep(m.GetVolumes(),
@@ -51,20 +52,20 @@ func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bo
 		hidden, err := s.hidden(ctx, c, request)
 		m.Snapshots = keep(m.GetSnapshots(),
 			func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
-		c.hideNames(m.GetSnapshots())
+		hideNames(c, m.GetSnapshots())
 		return true, err
 	case *hostv1.GetGroupSnapshotResponse:
 		hidden, err := s.hidden(ctx, c, request)
 		if g := m.GetGroup(); g != nil {
 			g.Snapshots = keep(g.GetSnapshots(),
 				func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
-			c.hideNames(g.GetSnapshots())
+			hideNames(c, g.GetSnapshots())
 		}
 		return true, err
 	case *hostv1.ListACLPoliciesResponse:
-		m.Policies = keep(m.GetPolicies(), func(p *hostv1.ACLPolicy) bool { return c.has(p.GetName()) })
+		m.Policies = keep(m.GetPolicies(), func(p *hostv1.ACLPolicy) bool { return c.Has(p.GetName()) })
 	case *hostv1.EventsResponse:
-		return c.seesEvent(m.GetEvent()), nil
+		return seesEvent(c, m.GetEvent()), nil
 	}
 	return true, nil
 }
@@ -74,17 +75,12 @@ func keep[T any](list []T, sees func(T) bool) []T {
 	return slices.DeleteFunc(list, func(one T) bool { return !sees(one) })
 }
 
-// sees reports whether the caller has a capability on the namespace of an object.
-func (c *caller) sees(object interface{ GetNamespace() string }, capability acl.Capability) bool {
-	return c.AllowNamespace(namespaceOr(object.GetNamespace()), capability)
-}
-
 // hideHolders removes the names of workloads that have devices. It stays visible that the devices are taken.
-func (c *caller) hideHolders(groups []*hostv1.DeviceGroup) {
+func hideHolders(c *call.Caller, groups []*hostv1.DeviceGroup) {
 	const hidden = "(not yours to see)"
 	for _, g := range groups {
 		for _, d := range g.GetDevices() {
-			if d.GetWorkload() != "" && !c.sees(d, acl.ListWorkloads) {
+			if d.GetWorkload() != "" && !c.Sees(d, acl.ListWorkloads) {
 				d.Workload, d.Namespace = hidden, ""
 			}
 		}
@@ -93,7 +89,7 @@ func (c *caller) hideHolders(groups []*hostv1.DeviceGroup) {
 
 // hideNames removes the names that snapshots have in namespaces where the caller may not list. Their volumes are no
 // longer registered.
-func (c *caller) hideNames(snapshots []*hostv1.Snapshot) {
+func hideNames(c *call.Caller, snapshots []*hostv1.Snapshot) {
 	for _, p := range snapshots {
 		if !c.AllowNamespace(namespaceIn(p.GetName()), acl.CSIListVolume) {
 			p.Name = ""
@@ -101,21 +97,21 @@ func (c *caller) hideNames(snapshots []*hostv1.Snapshot) {
 	}
 }
 
-func (c *caller) hideStatus(m *hostv1.StatusResponse) {
+func hideStatus(c *call.Caller, m *hostv1.StatusResponse) {
 	if !c.Allow(acl.Plugin, acl.List) {
 		m.Plugins, m.Drivers = nil, nil
 	}
 	if !c.Allow(acl.Node, acl.Read) {
 		m.Devices = nil
 	}
-	c.hideHolders(m.GetDevices())
+	hideHolders(c, m.GetDevices())
 	if !c.Allow(acl.Operator, acl.Read) {
 		m.Leftovers = nil // the paths contain names of volumes and workloads
 	}
 }
 
 // seesEvent reports whether the caller may see an event.
-func (c *caller) seesEvent(e *hostv1.Event) bool {
+func seesEvent(c *call.Caller, e *hostv1.Event) bool {
 	switch e.GetTopic() {
 	case events.TopicWorkload:
 		return c.AllowNamespace(namespaceIn(e.GetSubject()), acl.ReadWorkload)
@@ -149,7 +145,7 @@ func namespaceIn(qualified string) string {
 
 // hidden returns the external ids of volumes of the request's driver that are registered in namespaces where the
 // caller may not list. Volumes that nobody has registered stay visible, so that they can be registered.
-func (s *Server) hidden(ctx context.Context, c *caller, request any) (map[string]bool, error) {
+func (s *Server) hidden(ctx context.Context, c *call.Caller, request any) (map[string]bool, error) {
 	ids := map[string]bool{}
 	of, _ := request.(interface{ GetPluginId() string })
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {

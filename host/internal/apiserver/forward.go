@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/tracing"
@@ -97,7 +98,7 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 	ctx := r.Context()
 	refuse := func(err error) {
 		// If writing fails the caller is gone.
-		_ = refusals.Write(w, r, withCode(ctx, err))
+		_ = refusals.Write(w, r, call.WithCode(ctx, err))
 	}
 	rewind := func() {}
 	if !method.IsStreamingClient() {
@@ -115,12 +116,12 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 			return
 		}
 	}
-	call := rand.Text()
+	key := rand.Text()
 	err := s.cfg.Leader.Do(ctx, route.Call{
 		Search: electionTimeout, Once: method.IsStreamingClient(),
 		Here: func(context.Context) error {
 			rewind()
-			if !answer(w, r, call, method, here) {
+			if !answer(w, r, key, method, here) {
 				return &route.NotLeader{Err: errDeposed}
 			}
 			return nil
@@ -131,7 +132,7 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 				return err
 			}
 			rewind()
-			headers := http.Header{forwardedHeader: {caller}, callHeader: {call}}
+			headers := http.Header{forwardedHeader: {caller}, callHeader: {key}}
 			end := s.cfg.Traces.Forward(r, headers, "forward to the leader", tracing.Node.String(s.cfg.Name))
 			err = s.proxy(w, r, m, headers, streams(method))
 			end(err)
@@ -180,10 +181,10 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request, m route.Member, h
 
 // answer answers a request here, as the leader. It returns false, with nothing written, if this agent stopped leading
 // before it was done. Streams are always answered.
-func answer(w http.ResponseWriter, r *http.Request, call string, method protoreflect.MethodDescriptor,
+func answer(w http.ResponseWriter, r *http.Request, key string, method protoreflect.MethodDescriptor,
 	here http.Handler,
 ) bool {
-	a := &attempt{call: call}
+	a := &attempt{key: key}
 	r = r.WithContext(context.WithValue(r.Context(), attemptKey{}, a))
 	if streams(method) {
 		here.ServeHTTP(w, r)
@@ -198,7 +199,7 @@ func answer(w http.ResponseWriter, r *http.Request, call string, method protoref
 
 // attempt is one of this agent's attempts to answer a request.
 type attempt struct {
-	call    string // the key that all attempts share; empty: it is in the request's header
+	key     string // the key that all attempts share; empty: it is in the request's header
 	deposed bool   // this agent stopped leading
 }
 
@@ -214,17 +215,15 @@ func attemptOf(ctx context.Context) *attempt {
 
 // callerName names the caller of a request, for the agent that it is forwarded to.
 func (s *Server) callerName(ctx context.Context) (string, error) {
+	c := call.Caller{Peer: peerOf(ctx), Plugin: pluginOf(ctx)}
 	if cert, ok := transport.PeerFrom(ctx); ok {
-		return cert.String(), nil
+		c.Cert = &cert
+	} else if c.Plugin == "" {
+		if err := s.access.check(c.Peer); err != nil {
+			return "", err
+		}
 	}
-	if plugin := pluginOf(ctx); plugin != "" {
-		return pluginName(plugin, s.cfg.Name), nil
-	}
-	p := peerOf(ctx)
-	if err := s.access.check(p); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%s (uid %d) on %s", p.name(), p.uid, s.cfg.Name), nil
+	return c.From(s.cfg.Name), nil
 }
 
 // methodOf returns the call of the API that a path names, or nil.
@@ -254,7 +253,7 @@ func wantsStale(method protoreflect.MethodDescriptor, header http.Header, body [
 	if err != nil {
 		return false
 	}
-	query, ok := input.New().Interface().(reader)
+	query, ok := input.New().Interface().(call.Query)
 	if !ok {
 		return false
 	}

@@ -8,6 +8,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/sdk/api"
 )
 
@@ -17,14 +18,14 @@ import (
 // Close as all others do.
 func (s *Server) ServePlugin(w http.ResponseWriter, r *http.Request, plugin, secret string) {
 	if !s.doors.TryRLock() {
-		_ = refusals.Write(w, r, connect.NewError(connect.CodeUnavailable, errStopping))
+		_ = refusals.Write(w, r, connect.NewError(connect.CodeUnavailable, call.ErrStopping))
 		return
 	}
 	defer s.doors.RUnlock()
 	ctx, cancel := context.WithCancelCause(context.WithValue(r.Context(), pluginKey{}, plugin))
 	defer cancel(nil)
 	//nolint:contextcheck // Close's, besides the request's
-	defer context.AfterFunc(s.running, func() { cancel(errStopping) })()
+	defer context.AfterFunc(s.running, func() { cancel(call.ErrStopping) })()
 	r = r.Clone(ctx)
 	for _, agents := range []string{forwardedHeader, callHeader} {
 		r.Header.Del(agents)
@@ -45,8 +46,6 @@ func pluginOf(ctx context.Context) string {
 
 // errPlugin is why a plugin is no user of this machine.
 var errPlugin = errors.New("it is a plugin, which has the rights of its token only")
-
-func pluginName(plugin, node string) string { return fmt.Sprintf("plugin %s on %s", plugin, node) }
 
 // closeDoors refuses further requests of plugins, and waits for those that are answered until ctx ends.
 func (s *Server) closeDoors(ctx context.Context) error {

@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 )
 
@@ -39,14 +40,14 @@ func (s *Server) gate(next http.Handler) http.Handler {
 		if method != nil {
 			c, err := s.admit(r.Context(), r.URL.Path, r.Header)
 			switch {
-			case err != nil && s.answeredElsewhere(method, r) && (c.cert != nil || c.plugin != "" || s.access.check(c.peer) == nil):
+			case err != nil && s.answeredElsewhere(method, r) && (c.Cert != nil || c.Plugin != "" || s.access.check(c.Peer) == nil):
 				b.ReadCloser = http.MaxBytesReader(w, r.Body, maxUnknown)
 			case err != nil:
 				s.calls.observe(r.URL.Path, err)
 				s.record(c, r.URL.Path, nil, "", false, err)
 				_ = refusals.Write(w, r, err) // fails only if the caller is gone
 				return
-			case c.isRoot(s.access):
+			case c.Root:
 				b.deadline(time.Time{})
 				next.ServeHTTP(w, r)
 				return
@@ -78,14 +79,14 @@ func (s *Server) holder(r *http.Request) string {
 	if plugin := pluginOf(r.Context()); plugin != "" {
 		return "plugin " + plugin
 	}
-	if p := peerOf(r.Context()); p.err == nil {
-		return fmt.Sprintf("user %d", p.uid)
+	if p := peerOf(r.Context()); p.Err == nil {
+		return fmt.Sprintf("user %d", p.UID)
 	}
 	return "callers without a certificate"
 }
 
 func (s *Server) tooMuch(r *http.Request, err error) {
-	s.limits.Refused("a request was refused", err, "path", shortened(r.URL.Path), "from", r.RemoteAddr)
+	s.limits.Refused("a request was refused", err, "path", call.Shortened(r.URL.Path), "from", r.RemoteAddr)
 }
 
 type heldKey struct{}

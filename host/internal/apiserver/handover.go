@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/system/handover"
 )
 
@@ -41,7 +42,7 @@ func (s *Server) handOver(next http.Handler) http.Handler {
 		defer cancel(nil)
 		ends, why, code := s.cfg.Sockets.Leaving(), handover.ErrLeaving, http.StatusRequestTimeout
 		if conn == nil {
-			ends, why, code = s.closing, errStopping, http.StatusMisdirectedRequest
+			ends, why, code = s.closing, call.ErrStopping, http.StatusMisdirectedRequest
 		}
 		defer context.AfterFunc(ends, func() { cancel(why) })() //nolint:contextcheck // ends is no request's
 		u := &undecided{ResponseWriter: w, leave: func() bool {

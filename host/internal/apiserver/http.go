@@ -18,6 +18,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/internal/unixsocket"
@@ -192,7 +193,7 @@ func (s *Server) publicHandler() http.Handler {
 // overTLS adds the caller's certificate, if it showed one, to the context of requests.
 func (s *Server) overTLS(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := context.WithValue(r.Context(), peerKey{}, unknownPeer(errNoCertificate))
+		ctx := context.WithValue(r.Context(), peerKey{}, call.UnknownPeer(errNoCertificate))
 		if cert, err := s.cfg.Certs.PeerOf(*r.TLS); err == nil { // a bad certificate fails the handshake
 			ctx = transport.WithPeer(ctx, cert)
 		}

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	ledger "github.com/pannier/pannier/cluster/acl"
-	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -28,15 +28,15 @@ const reauthorizeAfter = time.Second
 
 func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (resp connect.AnyResponse, err error) {
-		call, began := req.Spec(), time.Now()
-		c, allowed := &caller{}, false
+		spec, began := req.Spec(), time.Now()
+		c, allowed := &call.Caller{}, false
 		defer func() {
-			i.calls.observe(call.Procedure, err)
-			i.calls.took(call.Procedure, time.Since(began))
-			i.record(c, call.Procedure, req.Any(), "", allowed, err)
+			i.calls.observe(spec.Procedure, err)
+			i.calls.took(spec.Procedure, time.Since(began))
+			i.record(c, spec.Procedure, req.Any(), "", allowed, err)
 		}()
-		need := needOf(call.Procedure)
-		if c, err = i.admit(ctx, call.Procedure, req.Header()); err != nil {
+		need := needOf(spec.Procedure)
+		if c, err = i.admit(ctx, spec.Procedure, req.Header()); err != nil {
 			return nil, err
 		}
 		if err := need.check(c, req.Any()); err != nil {
@@ -46,19 +46,19 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			return nil, err
 		}
 		allowed = true
-		i.logChange(need, call.Procedure, c, req.Any())
-		if resp, err = next(withCaller(ctx, c), req); err != nil {
+		i.logChange(need, spec.Procedure, c, req.Any())
+		if resp, err = next(call.WithCaller(ctx, c), req); err != nil {
 			attemptOf(ctx).deposed = errors.Is(err, command.ErrNotLeader)
-			return nil, withCode(ctx, err)
+			return nil, call.WithCode(ctx, err)
 		}
 		if !need.changes && time.Since(began) > reauthorizeAfter {
-			if c, err = i.stillMay(ctx, c, call, req.Header(), req.Any()); err != nil {
+			if c, err = i.stillMay(ctx, c, spec, req.Header(), req.Any()); err != nil {
 				allowed = false
 				return nil, err
 			}
 		}
 		if _, err := i.filter(ctx, c, req.Any(), resp.Any()); err != nil {
-			return nil, withCode(ctx, err)
+			return nil, call.WithCode(ctx, err)
 		}
 		return resp, nil
 	}
@@ -68,7 +68,7 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
 		procedure := conn.Spec().Procedure
-		s := &stream{StreamingHandlerConn: conn, server: i.Server, need: needOf(procedure), caller: &caller{}}
+		s := &stream{StreamingHandlerConn: conn, server: i.Server, need: needOf(procedure), caller: &call.Caller{}}
 		defer func() {
 			i.calls.observe(procedure, err)
 			i.record(s.caller, procedure, s.request, streamEnded, s.allowed, err)
@@ -84,15 +84,15 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		stop := context.AfterFunc(i.closing, func() { cancel(errStopping) }) //nolint:contextcheck // the server's closing, besides the caller's context
+		stop := context.AfterFunc(i.closing, func() { cancel(call.ErrStopping) }) //nolint:contextcheck // the server's closing, besides the caller's context
 		defer stop()
 		if ends := s.caller.ExpiresAt; !ends.IsZero() && !s.need.changes {
 			timer := time.AfterFunc(time.Until(ends), func() { cancel(ledger.ErrExpired) })
 			defer timer.Stop()
 		}
-		ctx = withCaller(ctx, s.caller)
+		ctx = call.WithCaller(ctx, s.caller)
 		s.ctx = ctx
-		return withCode(ctx, next(ctx, s))
+		return call.WithCode(ctx, next(ctx, s))
 	}
 }
 
@@ -106,7 +106,7 @@ type stream struct {
 	server  *Server
 	need    need
 	ctx     context.Context // of the call, with its caller
-	caller  *caller
+	caller  *call.Caller
 	request any
 	allowed bool
 }
@@ -149,48 +149,48 @@ func (s *stream) Send(msg any) (err error) {
 }
 
 // logChange logs a call that changes something, before it is made.
-func (s *Server) logChange(n need, procedure string, c *caller, msg any) {
+func (s *Server) logChange(n need, procedure string, c *call.Caller, msg any) {
 	if !n.changes {
 		return
 	}
-	from := []any{"uid", c.uid, "pid", c.pid}
+	from := []any{"uid", c.UID, "pid", c.PID}
 	switch {
-	case c.cert != nil:
-		from = []any{"certificate", c.cert.String()}
-	case c.plugin != "":
-		from = []any{"plugin", c.plugin}
+	case c.Cert != nil:
+		from = []any{"certificate", c.Cert.String()}
+	case c.Plugin != "":
+		from = []any{"plugin", c.Plugin}
 	}
-	if c.asker != "" {
-		from = append(from, "for", c.asker)
+	if c.Asker != "" {
+		from = append(from, "for", c.Asker)
 	}
 	if c.Accessor != "" {
 		from = append(from, "token", c.Name, "accessor", c.Accessor)
 	}
-	if c.trace != "" {
-		from = append(from, "trace_id", c.trace)
+	if c.Trace != "" {
+		from = append(from, "trace_id", c.Trace)
 	}
-	s.log.Info("api call", append([]any{"call", c.id, "procedure", procedure, "object", shortened(object(msg))}, from...)...)
+	s.log.Info("api call", append([]any{"call", c.ID, "procedure", procedure, "object", call.Shortened(object(msg))}, from...)...)
 }
 
 // object names what a request is about, without anything that could be a secret.
 func object(msg any) string {
 	switch m := msg.(type) {
 	case interface{ GetSpec() *hostv1.VolumeSpec }:
-		return qualified(m.GetSpec().GetNamespace(), m.GetSpec().GetId())
+		return call.Qualified(m.GetSpec().GetNamespace(), m.GetSpec().GetId())
 	case interface{ GetSpec() *hostv1.WorkloadSpec }:
-		return qualified(m.GetSpec().GetNamespace(), m.GetSpec().GetId())
+		return call.Qualified(m.GetSpec().GetNamespace(), m.GetSpec().GetId())
 	case interface{ GetSnapshotId() string }:
 		return m.GetSnapshotId()
 	case interface {
 		GetNamespace() string
 		GetVolumeId() string
 	}:
-		return qualified(m.GetNamespace(), m.GetVolumeId())
+		return call.Qualified(m.GetNamespace(), m.GetVolumeId())
 	case interface {
 		GetNamespace() string
 		GetId() string
 	}:
-		return qualified(m.GetNamespace(), m.GetId())
+		return call.Qualified(m.GetNamespace(), m.GetId())
 	case interface{ GetId() string }:
 		return m.GetId()
 	case interface{ GetAccessor() string }:
@@ -203,11 +203,6 @@ func object(msg any) string {
 		return ""
 	}
 }
-
-// maxObject bounds a name in a log line, in bytes: the request may not have been validated yet.
-const maxObject = 2*claim.MaxID + 1
-
-func shortened(s string) string { return s[:min(len(s), maxObject)] }
 
 // recovered turns a panic into an error of its call.
 func (s *Server) recovered(ctx context.Context, spec connect.Spec, _ http.Header, reason any) error {

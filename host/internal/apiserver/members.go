@@ -15,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -72,7 +73,7 @@ func (s memberService) JoinMembers(_ context.Context,
 	req *hostv1.JoinMembersRequest,
 ) (*hostv1.JoinMembersResponse, error) {
 	if len(req.GetAddresses()) == 0 {
-		return nil, invalid("join", "addresses", "are missing: at which host:port is another agent?")
+		return nil, call.Invalid("join", "addresses", "are missing: at which host:port is another agent?")
 	}
 	n, err := s.cfg.Discovery.Join(req.GetAddresses()...)
 	if n == 0 && err != nil {
@@ -145,7 +146,7 @@ func (s memberService) ListKeys(context.Context, *hostv1.ListKeysRequest) (*host
 func (s memberService) AddKey(_ context.Context, req *hostv1.AddKeyRequest) (*hostv1.AddKeyResponse, error) {
 	key := req.GetKey()
 	if raw, err := base64.StdEncoding.DecodeString(key); err != nil || !slices.Contains([]int{16, 24, 32}, len(raw)) {
-		return nil, invalid("gossip key", "key",
+		return nil, call.Invalid("gossip key", "key",
 			"must be 16, 24 or 32 bytes in base64, such as of: head -c 32 /dev/urandom | base64")
 	}
 	_, err := s.cfg.Discovery.InstallKey(key)
@@ -173,7 +174,7 @@ func (s memberService) withKey(id string, do func(d Discovery, key string) (disc
 			return err
 		}
 	}
-	return errors.Join(fmt.Errorf("key %q: %w", shortened(id), errUnknownKey), err)
+	return errors.Join(fmt.Errorf("key %q: %w", call.Shortened(id), errUnknownKey), err)
 }
 
 // keyID identifies a key without revealing it.

@@ -199,19 +199,6 @@ func (c ledgerCounts) total() (all, releasing int) {
 	return all, releasing
 }
 
-// ledgerHere reports whether this agent is a server whose ledger has caught up since its start.
-func (s *Server) ledgerHere() bool {
-	if s.cfg.Ledger == nil {
-		return false
-	}
-	select {
-	case <-s.cfg.Ledger.Ready():
-		return true
-	default:
-		return false
-	}
-}
-
 // countLedger reads the counts.
 func countLedger(ctx context.Context, ledger Ledger) (ledgerCounts, error) {
 	now := ledgerCounts{claims: map[claim.State]int{}, nodes: map[claim.NodeStatus]int{

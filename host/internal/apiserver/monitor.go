@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -22,7 +23,7 @@ func (s agentService) Monitor(ctx context.Context, req *hostv1.MonitorRequest,
 ) error {
 	level := hclog.LevelFromString(cmp.Or(req.GetLogLevel(), "info"))
 	if level == hclog.NoLevel || level == hclog.Off {
-		return invalid("monitor", "log_level",
+		return call.Invalid("monitor", "log_level",
 			fmt.Sprintf("%q is none of trace, debug, info, warn and error", req.GetLogLevel()))
 	}
 	d, err := s.cfg.Diagnosis()

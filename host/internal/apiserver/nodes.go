@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -33,7 +34,7 @@ type nodeService struct{ *Server }
 func (s nodeService) ListNodes(ctx context.Context, req *hostv1.ListNodesRequest) (*hostv1.ListNodesResponse, error) {
 	resp := &hostv1.ListNodesResponse{}
 	var err error
-	resp.Meta, err = s.read(ctx, req, []state.Topic{state.TopicNodes}, func(tx *state.ReadTx) error {
+	resp.Meta, err = call.Read(ctx, s.cfg.Ledger, req, []state.Topic{state.TopicNodes}, func(tx *state.ReadTx) error {
 		all, err := tx.Nodes()
 		members := s.members()
 		for _, n := range all {
@@ -48,11 +49,11 @@ func (s nodeService) ListNodes(ctx context.Context, req *hostv1.ListNodesRequest
 func (s nodeService) GetNode(ctx context.Context, req *hostv1.GetNodeRequest) (*hostv1.GetNodeResponse, error) {
 	name := req.GetName()
 	if err := claim.CheckID(name); err != nil {
-		return nil, invalid("node", "name", err.Error())
+		return nil, call.Invalid("node", "name", err.Error())
 	}
 	resp := &hostv1.GetNodeResponse{}
 	var err error
-	resp.Meta, err = s.read(ctx, req, []state.Topic{state.TopicNode(name), state.TopicOnNode(name)},
+	resp.Meta, err = call.Read(ctx, s.cfg.Ledger, req, []state.Topic{state.TopicNode(name), state.TopicOnNode(name)},
 		func(tx *state.ReadTx) error {
 			n, err := tx.Node(name)
 			if err != nil {
@@ -63,11 +64,11 @@ func (s nodeService) GetNode(ctx context.Context, req *hostv1.GetNodeRequest) (*
 				return err
 			}
 			workloads, err := tx.WorkloadsOn(name)
-			resp.Node, resp.Claims = s.shownNode(n, s.members()), each(claims, shownClaim)
+			resp.Node, resp.Claims = s.shownNode(n, s.members()), call.Each(claims, call.ShownClaim)
 			for _, w := range workloads {
 				resp.Workloads = append(resp.Workloads, &hostv1.NodeWorkload{
 					Namespace: w.Ref.Namespace, Id: w.Ref.ID, Status: string(w.Status), After: refs(w.After),
-					CreatedAt: timestamp(w.CreatedAt),
+					CreatedAt: call.Time(w.CreatedAt),
 				})
 			}
 			return err
@@ -84,7 +85,7 @@ func (s nodeService) DrainNode(ctx context.Context, req *hostv1.DrainNodeRequest
 	enable := req.GetEnable()
 	duty := command.SetNodeDuty{Name: node.Name, StopDrain: !enable}
 	if enable {
-		duty.Drain = &claim.Drain{StartedAt: time.Now().UTC(), By: callerOf(ctx).who()}
+		duty.Drain = &claim.Drain{StartedAt: time.Now().UTC(), By: call.CallerOf(ctx).Who()}
 	}
 	shown, err := s.setDuty(ctx, node, enable != (node.Drain != nil), duty)
 	return &hostv1.DrainNodeResponse{Node: shown}, err
@@ -149,14 +150,14 @@ func (s nodeService) PurgeNode(ctx context.Context, req *hostv1.PurgeNodeRequest
 	}
 	resp := &hostv1.PurgeNodeResponse{}
 	if req.GetForce() {
-		by := callerOf(ctx).who()
+		by := call.CallerOf(ctx).Who()
 		result, err := s.cfg.Ledger.SetNodeStatus(ctx, node.Name, claim.NodeDown, by)
 		if err != nil {
 			return nil, err
 		}
 		s.log.Warn("a node was purged by force", "node", node.Name, "by", by, "workloads", len(result.Ended), "claims",
 			len(result.Freed))
-		node, resp.Ended, resp.LetGo = result.Node, refs(result.Ended), each(result.Freed, shownClaim)
+		node, resp.Ended, resp.LetGo = result.Node, refs(result.Ended), call.Each(result.Freed, call.ShownClaim)
 	}
 	if node.Status == claim.NodeDown { // its workloads have ended
 		err := s.cfg.Services.Forget(ctx, node.Name)
@@ -233,7 +234,7 @@ func (s nodeService) up(n claim.Node) string {
 // node reads one node as the ledger has it.
 func (s *Server) node(ctx context.Context, name string) (n claim.Node, err error) {
 	if err := claim.CheckID(name); err != nil {
-		return n, invalid("node", "name", err.Error())
+		return n, call.Invalid("node", "name", err.Error())
 	}
 	err = s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
 		n, err = tx.Node(name)
@@ -255,12 +256,12 @@ func (s *Server) members() map[string]discovery.Member {
 
 func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *hostv1.Node {
 	shown := &hostv1.Node{
-		Name: n.Name, Status: string(nodeStatus(n)), StatusAt: timestamp(n.StatusAt), Eligible: !n.Ineligible,
+		Name: n.Name, Status: string(nodeStatus(n)), StatusAt: call.Time(n.StatusAt), Eligible: !n.Ineligible,
 		Attributes: maps.Clone(n.Attributes), BootId: n.BootID, Namespaces: n.Namespaces,
-		CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex, ModifiedAt: timestamp(n.ModifiedAt),
+		CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex, ModifiedAt: call.Time(n.ModifiedAt),
 	}
 	if d := n.Drain; d != nil {
-		shown.Drain = &hostv1.NodeDrain{StartedAt: timestamp(d.StartedAt), By: d.By, DoneAt: timestamp(d.DoneAt)}
+		shown.Drain = &hostv1.NodeDrain{StartedAt: call.Time(d.StartedAt), By: d.By, DoneAt: call.Time(d.DoneAt)}
 	}
 	for _, id := range slices.Sorted(maps.Keys(n.Drivers)) {
 		d := n.Drivers[id]
@@ -282,7 +283,7 @@ func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *h
 		shown.Address, shown.Version, shown.Server = m.RPC, m.Version, m.Role == discovery.Server
 	}
 	at, keepsTo := s.heard(n.Name)
-	shown.LastHeard, shown.LetGoAt = timestamp(at), timestamp(keepsTo)
+	shown.LastHeard, shown.LetGoAt = call.Time(at), call.Time(keepsTo)
 	return shown
 }
 
@@ -291,5 +292,5 @@ func nodeStatus(n claim.Node) claim.NodeStatus { return cmp.Or(n.Status, claim.N
 
 // refs names workloads as messages do.
 func refs(of []claim.WorkloadRef) []string {
-	return each(of, func(w claim.WorkloadRef) string { return strings.TrimPrefix(w.Namespace+"/"+w.ID, "/") })
+	return call.Each(of, func(w claim.WorkloadRef) string { return strings.TrimPrefix(w.Namespace+"/"+w.ID, "/") })
 }

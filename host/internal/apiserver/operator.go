@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -23,7 +24,7 @@ type operatorService struct{ *Server }
 // ListPeers lists the servers that take part in raft.
 func (s operatorService) ListPeers(ctx context.Context, _ *hostv1.ListPeersRequest) (*hostv1.ListPeersResponse, error) {
 	peers, err := s.cfg.Raft.Peers(ctx)
-	return &hostv1.ListPeersResponse{Peers: each(peers, shownPeer)}, err
+	return &hostv1.ListPeersResponse{Peers: call.Each(peers, shownPeer)}, err
 }
 
 func shownPeer(p cluster.Peer) *hostv1.RaftPeer {
@@ -100,7 +101,7 @@ func (s operatorService) AutopilotHealth(ctx context.Context,
 ) (*hostv1.AutopilotHealthResponse, error) {
 	peers, err := s.cfg.Raft.Peers(ctx)
 	return &hostv1.AutopilotHealthResponse{
-		Healthy: !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return !p.Healthy }), Peers: each(peers, shownPeer),
+		Healthy: !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return !p.Healthy }), Peers: call.Each(peers, shownPeer),
 		FailureTolerance: int64(failureTolerance(peers)),
 	}, err
 }
@@ -173,7 +174,7 @@ func (s operatorService) RestoreSnapshot(ctx context.Context,
 	if err := s.nothingClaimed(ctx); err != nil {
 		return nil, err
 	}
-	s.log.Warn("the ledger is replaced by a snapshot", "by", callerOf(ctx).who())
+	s.log.Warn("the ledger is replaced by a snapshot", "by", call.CallerOf(ctx).Who())
 	info, err := s.cfg.Raft.Restore(ctx, &received{stream: stream})
 	if err != nil {
 		return nil, err
@@ -210,7 +211,7 @@ func (r *received) Read(p []byte) (int, error) {
 
 func snapshotInfo(b cluster.Backup) *hostv1.SnapshotInfo {
 	return &hostv1.SnapshotInfo{
-		Index: b.Index, Term: b.Term, Size: b.Size, Checksum: b.SHA256, CreatedAt: timestamp(
+		Index: b.Index, Term: b.Term, Size: b.Size, Checksum: b.SHA256, CreatedAt: call.Time(
 			b.CreatedAt), Cluster: b.Cluster, Server: b.Server,
 	}
 }
@@ -226,7 +227,7 @@ func (s secretsService) GetSecretsStatus(ctx context.Context,
 	resp := &hostv1.GetSecretsStatusResponse{Problem: status.Problem}
 	for _, k := range status.Keys {
 		resp.Keys = append(resp.Keys, &hostv1.SecretsKey{
-			Id: k.ID, Active: k.ID == status.Active, AddedAt: timestamp(k.AddedAt), Sealed: int64(k.Sealed), Here: k.Here,
+			Id: k.ID, Active: k.ID == status.Active, AddedAt: call.Time(k.AddedAt), Sealed: int64(k.Sealed), Here: k.Here,
 		})
 	}
 	return resp, err
@@ -266,7 +267,7 @@ func (s secretsService) signingKeys(ctx context.Context) (*hostv1.SigningKeys, e
 	}
 	keys := &hostv1.SigningKeys{Signs: signingKey(is.Signs)}
 	if is.Rotation.Phase != "" {
-		keys.Other, keys.Since = signingKey(is.Rotation.Key), timestamp(is.Rotation.Since)
+		keys.Other, keys.Since = signingKey(is.Rotation.Key), call.Time(is.Rotation.Since)
 		keys.OtherState = keyStates[is.Rotation.Phase]
 		keys.WaitsFor, keys.Stuck = is.WaitsFor, is.Stuck
 	}
@@ -298,7 +299,7 @@ func (s systemService) CollectGarbage(ctx context.Context,
 	resp := &hostv1.CollectGarbageResponse{}
 	for _, g := range found {
 		resp.Garbage = append(resp.Garbage, &hostv1.Garbage{
-			Kind: string(g.Kind), Namespace: g.Namespace, Id: g.ID, Reason: g.Reason, Since: timestamp(g.Since),
+			Kind: string(g.Kind), Namespace: g.Namespace, Id: g.ID, Reason: g.Reason, Since: call.Time(g.Since),
 		})
 	}
 	return resp, err

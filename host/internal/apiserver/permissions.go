@@ -8,13 +8,13 @@ import (
 	"strconv"
 	"strings"
 
-	"connectrpc.com/connect"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/secrets"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	v1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
@@ -149,7 +149,7 @@ type need struct {
 }
 
 // permission returns an error if the caller may not make this request.
-type permission func(c *caller, msg any) error
+type permission func(c *call.Caller, msg any) error
 
 func query(all ...permission) need  { return need{permissions: all} }
 func change(all ...permission) need { return need{permissions: all, changes: true} }
@@ -162,7 +162,7 @@ func needOf(procedure string) need {
 	return change(management)
 }
 
-func (n need) check(c *caller, msg any) error {
+func (n need) check(c *call.Caller, msg any) error {
 	for _, one := range n.permissions {
 		if err := one(c, msg); err != nil {
 			return err
@@ -173,18 +173,18 @@ func (n need) check(c *caller, msg any) error {
 
 // in requires a capability in the namespace of the object.
 func in(capability acl.Capability) permission {
-	return func(c *caller, msg any) error { return c.mayIn(namespaceOf(msg), capability) }
+	return func(c *call.Caller, msg any) error { return c.MayIn(namespaceOf(msg), capability) }
 }
 
 // within requires a capability in the namespace that is listed or, for a list of all namespaces, in any of them.
 func within(capability acl.Capability) permission {
-	return func(c *caller, msg any) error {
+	return func(c *call.Caller, msg any) error {
 		m, _ := msg.(interface{ GetNamespace() string })
-		if namespace := allOr(m.GetNamespace()); namespace != "" {
-			return c.mayIn(namespace, capability)
+		if namespace := call.AllOr(m.GetNamespace()); namespace != "" {
+			return c.MayIn(namespace, capability)
 		}
 		if !c.AllowSomewhere(capability) {
-			return c.lacks(fmt.Sprintf("the capability %q on any namespace", capability))
+			return c.Lacks(fmt.Sprintf("the capability %q on any namespace", capability))
 		}
 		return nil
 	}
@@ -192,12 +192,12 @@ func within(capability acl.Capability) permission {
 
 // to requires a level of an area.
 func to(area acl.Area, level acl.Level) permission {
-	return func(c *caller, _ any) error { return c.may(area, level) }
+	return func(c *call.Caller, _ any) error { return c.May(area, level) }
 }
 
 // forced requires more if the request has force set, as that may release what is still in use.
 func forced(more permission) permission {
-	return func(c *caller, msg any) error {
+	return func(c *call.Caller, msg any) error {
 		if m, ok := msg.(interface{ GetForce() bool }); ok && m.GetForce() {
 			return more(c, msg)
 		}
@@ -207,7 +207,7 @@ func forced(more permission) permission {
 
 // mounting requires more for workloads with volumes.
 func mounting(more permission) permission {
-	return func(c *caller, msg any) error {
+	return func(c *call.Caller, msg any) error {
 		if m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec }); ok && len(m.GetSpec().GetVolumes()) > 0 {
 			return more(c, msg)
 		}
@@ -216,7 +216,7 @@ func mounting(more permission) permission {
 }
 
 // others requires reading the workloads that one waits for, and stopping those that it replaces, in their namespaces.
-func others(c *caller, msg any) error {
+func others(c *call.Caller, msg any) error {
 	m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec })
 	if !ok {
 		return nil
@@ -235,8 +235,8 @@ func others(c *caller, msg any) error {
 				namespace = namespaceOf(msg)
 			}
 			if !c.AllowNamespace(namespace, list.needs) {
-				return c.lacks(fmt.Sprintf("%s of workload %q: the capability %q on namespace %q", list.field, shortened(name),
-					list.needs, shortened(namespace)))
+				return c.Lacks(fmt.Sprintf("%s of workload %q: the capability %q on namespace %q", list.field, call.Shortened(name),
+					list.needs, call.Shortened(namespace)))
 			}
 		}
 	}
@@ -245,7 +245,7 @@ func others(c *caller, msg any) error {
 
 // identities requires that the policies list, for the workload's namespace, the names of its services, and of those
 // that it makes known as a terminating gateway.
-func identities(c *caller, msg any) error {
+func identities(c *call.Caller, msg any) error {
 	m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec })
 	if !ok {
 		return nil
@@ -263,38 +263,38 @@ func identities(c *caller, msg any) error {
 		}
 	}
 	if len(missing) > 0 {
-		return c.lacks(fmt.Sprintf("services = [%s] in the block namespace %q of a policy",
-			shortened(strings.Join(missing, ", ")), shortened(namespaceOf(msg))))
+		return c.Lacks(fmt.Sprintf("services = [%s] in the block namespace %q of a policy",
+			call.Shortened(strings.Join(missing, ", ")), call.Shortened(namespaceOf(msg))))
 	}
 	return nil
 }
 
 // management requires a management token.
-func management(c *caller, _ any) error {
+func management(c *call.Caller, _ any) error {
 	if !c.IsManagement() {
-		return c.lacks("a management token")
+		return c.Lacks("a management token")
 	}
 	return nil
 }
 
 // ownPolicy requires that the policy is one of the caller's, or a management token.
-func ownPolicy(c *caller, msg any) error {
-	if m, ok := msg.(*hostv1.GetACLPolicyRequest); ok && c.has(m.GetName()) {
+func ownPolicy(c *call.Caller, msg any) error {
+	if m, ok := msg.(*hostv1.GetACLPolicyRequest); ok && c.Has(m.GetName()) {
 		return nil
 	}
 	return management(c, msg)
 }
 
 // topics requires that the caller may list something of each topic.
-func topics(c *caller, msg any) error {
+func topics(c *call.Caller, msg any) error {
 	m, _ := msg.(*hostv1.WatchRequest)
 	for _, topic := range m.GetTopics() {
 		var err error
 		switch topic {
 		case "nodes":
-			err = c.may(acl.Node, acl.Read)
+			err = c.May(acl.Node, acl.Read)
 		case "drivers":
-			err = c.may(acl.Plugin, acl.List)
+			err = c.May(acl.Plugin, acl.List)
 		case "workloads":
 			err = within(acl.ListWorkloads)(c, &hostv1.ListWorkloadsRequest{})
 		default: // volumes and claims; the handler refuses others
@@ -311,47 +311,14 @@ func topics(c *caller, msg any) error {
 func namespaceOf(msg any) string {
 	switch m := msg.(type) {
 	case interface{ GetSpec() *hostv1.VolumeSpec }:
-		return namespaceOr(m.GetSpec().GetNamespace())
+		return call.NamespaceOr(m.GetSpec().GetNamespace())
 	case interface{ GetSpec() *hostv1.WorkloadSpec }:
-		return namespaceOr(m.GetSpec().GetNamespace())
+		return call.NamespaceOr(m.GetSpec().GetNamespace())
 	case interface{ GetNamespace() string }:
-		return namespaceOr(m.GetNamespace())
+		return call.NamespaceOr(m.GetNamespace())
 	default:
-		return namespaceOr("")
+		return call.NamespaceOr("")
 	}
-}
-
-// mayIn returns an error if the caller lacks a capability in a namespace.
-func (c *caller) mayIn(namespace string, capability acl.Capability) error {
-	if c.AllowNamespace(namespace, capability) {
-		return nil
-	}
-	return c.lacks(fmt.Sprintf("the capability %q on namespace %q", capability, shortened(namespace)))
-}
-
-// may returns an error if the caller lacks a level of an area.
-func (c *caller) may(area acl.Area, level acl.Level) error {
-	if c.Allow(area, level) {
-		return nil
-	}
-	return c.lacks(fmt.Sprintf("policy %q for %s", level, area))
-}
-
-// has reports whether the caller has a policy.
-func (c *caller) has(policy string) bool { return slices.Contains(c.Policies, policy) }
-
-// lacks returns an error that names the missing permission and the token.
-func (c *caller) lacks(what string) error {
-	whose := fmt.Sprintf("token %q (accessor %s) does not have it; see what it has: pannier acl token self", c.Name,
-		c.Accessor)
-	if c.Accessor == "" {
-		whose = "the call was made without a token: give one by -token-file or PANNIER_TOKEN"
-	}
-	if c.bound != nil {
-		whose = fmt.Sprintf("the call was made over node %q, which is bound to the namespaces %q, whatever its token allows",
-			c.cert.Name, c.bound)
-	}
-	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("%s is missing: %s", what, whose))
 }
 
 // mayUse checks that a definition uses no other namespace's data: volumes, clone sources and snapshots are named by
@@ -359,7 +326,7 @@ func (c *caller) lacks(what string) error {
 // the permission that it would need for that volume itself. The error names that namespace only to a caller that may
 // list its volumes.
 func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
-	c := callerOf(ctx)
+	c := call.CallerOf(ctx)
 	if c.IsManagement() {
 		return nil
 	}
@@ -374,7 +341,7 @@ func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
 		}
 		// If the driver does not say whose snapshot it is, reading everything at the driver is required.
 		if source == "" {
-			return c.may(acl.Plugin, acl.Read)
+			return c.May(acl.Plugin, acl.Read)
 		}
 		needs[source] = acl.CSIReadVolume
 	}
@@ -394,9 +361,9 @@ func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
 				if other.Namespace == v.Namespace {
 					continue
 				}
-				err := c.mayIn(other.Namespace, needs[id])
+				err := c.MayIn(other.Namespace, needs[id])
 				if err != nil && !c.AllowNamespace(other.Namespace, acl.CSIListVolume) {
-					err = c.lacks(fmt.Sprintf("the capability %q on the namespace that has registered what external_id, clone_id "+
+					err = c.Lacks(fmt.Sprintf("the capability %q on the namespace that has registered what external_id, clone_id "+
 						"or snapshot_id names at driver %q", needs[id], v.PluginID))
 				}
 				if err != nil {

@@ -25,6 +25,7 @@ import (
 
 	ledger "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	v1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
@@ -61,7 +62,7 @@ func TestEveryCallHasItsNeed(t *testing.T) {
 			t.Errorf("%s has an entry in permissions.go, and there is no such call", procedure)
 		}
 	}
-	if n := needOf("/pannier.host.v1.NewService/New"); !n.changes || n.check(&caller{}, nil) == nil {
+	if n := needOf("/pannier.host.v1.NewService/New"); !n.changes || n.check(&call.Caller{}, nil) == nil {
 		t.Error("a call that nobody has thought about is open")
 	}
 }
@@ -485,7 +486,7 @@ func TestNeedsOfRequests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := check.Must(acl.Parse(c.rules))(t)
-			who := &caller{Identity: acl.Identity{Accessor: "a", Name: "n", Policies: []string{"mine"}, Rules: acl.Merge(p)}}
+			who := &call.Caller{Identity: acl.Identity{Accessor: "a", Name: "n", Policies: []string{"mine"}, Rules: acl.Merge(p)}}
 			err := needOf(c.procedure).check(who, c.msg)
 			if c.lacks == "" {
 				check.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
@@ -45,7 +46,7 @@ func (s pluginService) SwapPlugin(ctx context.Context,
 	swap := s.cfg.Plugins.Swap
 	if percent := req.GetCanaryPercent(); percent != 0 {
 		if percent < 1 || percent > 99 {
-			return nil, invalid("plugin", "canary_percent", "must be 1 to 99, or 0 for a swap")
+			return nil, call.Invalid("plugin", "canary_percent", "must be 1 to 99, or 0 for a swap")
 		}
 		if name := req.GetName(); slices.ContainsFunc(s.cfg.Plugins.Status(), func(p supervisor.Status) bool {
 			return p.Name == name && p.Kind == frontend.Kind
@@ -101,7 +102,7 @@ func (s *Server) orderWithin(ctx context.Context, req interface {
 	if g := req.GetGrace(); g != nil {
 		d := g.AsDuration()
 		if g.CheckValid() != nil || d < 0 || d > maxGrace {
-			return nil, invalid("plugin", "grace", fmt.Sprintf("must be from 0s to %s", maxGrace))
+			return nil, call.Invalid("plugin", "grace", fmt.Sprintf("must be from 0s to %s", maxGrace))
 		}
 		grace = &d
 	}
@@ -133,11 +134,11 @@ func (s pluginService) RemovePlugin(ctx context.Context,
 ) (*hostv1.RemovePluginResponse, error) {
 	name := req.GetName()
 	if err := claim.CheckID(name); err != nil {
-		return nil, invalid("plugin", "name", err.Error())
+		return nil, call.Invalid("plugin", "name", err.Error())
 	}
-	if c := callerOf(ctx); req.GetFiles() && !c.isRoot(s.access) {
+	if c := call.CallerOf(ctx); req.GetFiles() && !c.Root {
 		return nil, connect.NewError(connect.CodePermissionDenied,
-			fmt.Errorf("%s may not have the agent remove files: do it as root, on the agent's own machine", c.who()))
+			fmt.Errorf("%s may not have the agent remove files: do it as root, on the agent's own machine", c.Who()))
 	}
 	if users := s.dependents(name); len(users) > 0 {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
@@ -188,7 +189,7 @@ func (s *Server) order(ctx context.Context, name string,
 	do func(context.Context, string) (supervisor.Status, error),
 ) (*hostv1.Plugin, error) {
 	if err := claim.CheckID(name); err != nil {
-		return nil, invalid("plugin", "name", err.Error())
+		return nil, call.Invalid("plugin", "name", err.Error())
 	}
 	st, err := do(ctx, name)
 	switch {
@@ -197,7 +198,7 @@ func (s *Server) order(ctx context.Context, name string,
 	case isPluginError(err) || ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, context.Canceled): // canceled, but not by the caller
-		return nil, errStopping
+		return nil, call.ErrStopping
 	default:
 		return nil, connect.NewError(connect.CodeFailedPrecondition,
 			fmt.Errorf("%w; callers keep generation %d (version %s)", err, st.Generation, st.Version))
@@ -216,13 +217,13 @@ func isPluginError(err error) bool {
 func (s pluginService) VerifyPlugin(ctx context.Context,
 	req *hostv1.VerifyPluginRequest,
 ) (*hostv1.VerifyPluginResponse, error) {
-	if c := callerOf(ctx); !c.isRoot(s.access) {
+	if c := call.CallerOf(ctx); !c.Root {
 		return nil, connect.NewError(connect.CodePermissionDenied,
-			fmt.Errorf("%s may not have the agent run a file: run it as root, on the agent's own machine", c.who()))
+			fmt.Errorf("%s may not have the agent run a file: run it as root, on the agent's own machine", c.Who()))
 	}
 	path := req.GetPath()
 	if !filepath.IsAbs(path) {
-		return nil, invalid("plugin", "path", "must be absolute")
+		return nil, call.Invalid("plugin", "path", "must be absolute")
 	}
 	v, err := s.cfg.Plugins.Verify(ctx, path)
 	switch {
@@ -255,8 +256,8 @@ func (s *Server) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 	}
 	shown := &hostv1.Plugin{
 		Name: p.Name, Kind: p.Kind, Version: p.Version, Sha256: p.SHA256, State: string(p.State),
-		Pid: int64(p.PID), Generation: p.Generation, StartedAt: timestamp(p.StartedAt), Restarts: int32(p.Restarts),
-		Leases: int64(p.Users), LastError: lastError, NextTryAt: timestamp(p.NextTry),
+		Pid: int64(p.PID), Generation: p.Generation, StartedAt: call.Time(p.StartedAt), Restarts: int32(p.Restarts),
+		Leases: int64(p.Users), LastError: lastError, NextTryAt: call.Time(p.NextTry),
 		Draining: int32(p.Draining), Pinned: p.Pinned, LastGood: p.LastGood, Refused: maps.Clone(p.Refused),
 		FileProblem: p.FileProblem, ConfigProblem: p.ConfigProblem, DuplicateOf: p.DuplicateOf,
 		Calls: int64(p.Calls), FailedCalls: int64(p.FailedCalls), Degraded: p.Degraded,
@@ -271,7 +272,7 @@ func (s *Server) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 	shown.Unused, shown.UnusedDrivers = catalog.Unused(p, all, uses), s.cfg.Drivers.Unused(p.Name)
 	for _, w := range p.Swaps {
 		shown.Swaps = append(shown.Swaps, &hostv1.PluginSwap{
-			At: timestamp(w.At), From: shownSide(w.From), To: shownSide(w.To), Took: durationpb.New(w.Took),
+			At: call.Time(w.At), From: shownSide(w.From), To: shownSide(w.To), Took: durationpb.New(w.Took),
 			Carried: int64(w.Carried), Rollback: w.Rollback, Error: w.Error, Why: w.Why, Restart: w.Restart,
 			CanaryPercent: int32(w.Canary),
 		})
@@ -279,14 +280,14 @@ func (s *Server) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 	if c := p.Canary; c != nil {
 		shown.Canary = &hostv1.PluginCanary{
 			Generation: &hostv1.PluginGeneration{Generation: c.Generation, Version: c.Version, Sha256: c.SHA256},
-			Pid:        int64(c.PID), StartedAt: timestamp(c.StartedAt), Percent: int32(c.Percent), Leases: int64(c.Users),
+			Pid:        int64(c.PID), StartedAt: call.Time(c.StartedAt), Percent: int32(c.Percent), Leases: int64(c.Users),
 			Calls: int64(c.Calls), FailedCalls: int64(c.FailedCalls),
 			ServingCalls: int64(c.ServingCalls), ServingFailedCalls: int64(c.ServingFailed),
 		}
 	}
 	for _, v := range p.Versions {
 		shown.Versions = append(shown.Versions, &hostv1.PluginVersion{
-			Sha256: v.SHA256, Version: v.Version, ServedFrom: timestamp(v.From), ServedUntil: timestamp(v.Until),
+			Sha256: v.SHA256, Version: v.Version, ServedFrom: call.Time(v.From), ServedUntil: call.Time(v.Until),
 			Kept: v.Kept, Refused: v.Refused, File: v.File, Waits: v.Waits,
 		})
 	}
@@ -306,7 +307,7 @@ func (s pluginService) PluginLog(ctx context.Context, req *hostv1.PluginLogReque
 ) error {
 	name, recent := req.GetName(), int(req.GetRecent())
 	if err := claim.CheckID(name); err != nil {
-		return invalid("plugin", "name", err.Error())
+		return call.Invalid("plugin", "name", err.Error())
 	}
 	path, err := s.cfg.Plugins.Log(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -315,7 +316,7 @@ func (s pluginService) PluginLog(ctx context.Context, req *hostv1.PluginLogReque
 	if err != nil {
 		return err
 	}
-	err = streamLog(ctx, path, recent, req.GetFollow(), func() error { return stream.Send(nil) },
+	err = call.StreamLog(ctx, path, recent, req.GetFollow(), func() error { return stream.Send(nil) },
 		func(line string) error { return stream.Send(&hostv1.PluginLogResponse{Line: line}) })
 	if err != nil {
 		return fmt.Errorf("read the log of plugin %q: %w", name, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -285,7 +286,7 @@ func TestVerifyPlugin(t *testing.T) {
 		65534:         connect.CodePermissionDenied,
 		p.access.self: connect.CodeNotFound, 0: connect.CodeNotFound,
 	} {
-		ctx := withCaller(p.ctx, &caller{peer: peer{uid: uid}})
+		ctx := call.WithCaller(p.ctx, &call.Caller{Root: p.access.owns(call.Peer{UID: uid})})
 		_, err := pluginService{p.Server}.VerifyPlugin(ctx, &hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"})
 		wantError(t, err, want)
 	}
@@ -318,13 +319,13 @@ func TestPluginLog(t *testing.T) {
 		_, err := f.WriteString(text)
 		check.NoError(t, errors.Join(err, f.Close()))
 	}
-	long := strings.Repeat("x", maxLogLine)
+	long := strings.Repeat("x", 64<<10)
 	appendTo("one\n\ntwo \xff\n" + long + "yz\nlast")
 	all := check.Must(p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: 4}))(t)
 	if want := []string{"", "two \uFFFD", long, "yz", "last"}; !slices.Equal(all, want) {
 		t.Errorf("the log's end is %.60q", all)
 	}
-	_, err := p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: maxLogLines + 1})
+	_, err := p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: 10_001})
 	wantError(t, err, connect.CodeInvalidArgument, "recent")
 
 	// Following continues when the host truncates the file.
@@ -353,27 +354,4 @@ func TestPluginLog(t *testing.T) {
 	for stream.Receive() {
 	}
 	wantError(t, stream.Err(), connect.CodeUnavailable, "stopping")
-}
-
-// The last lines of a file of any length, wherever its lines end.
-func TestLastLines(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "log")
-	for _, text := range []string{
-		"", "\n", "a", "a\n", "a\nb", "a\nb\n", "a\n\nb\n", strings.Repeat("line\n", 30_000),
-		strings.Repeat("x", maxLogLine-1) + "\nb\n",
-	} {
-		check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		f := check.Must(os.Open(path))(t)
-		t.Cleanup(func() { f.Close() })
-		lines := strings.SplitAfter(text, "\n")
-		if lines[len(lines)-1] == "" {
-			lines = lines[:len(lines)-1]
-		}
-		for _, n := range []int{0, 1, 2, 3, 20_000, 1_000_000} {
-			want := len(strings.Join(lines[len(lines)-min(n, len(lines)):], ""))
-			if got, err := lastLines(f, n); err != nil || int(got) != len(text)-want {
-				t.Errorf("the last %d lines of %.20q begin at %d, %v; want %d", n, text, got, err, len(text)-want)
-			}
-		}
-	}
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 )
 
 const (
@@ -105,7 +107,7 @@ func (s *Server) byOwnName(next http.Handler) http.Handler {
 			return
 		}
 		prompt(func(w http.ResponseWriter, _ *http.Request) {
-			http.Error(w, fmt.Sprintf("this host is not %q: use its address, localhost or its name %q", shortened(host),
+			http.Error(w, fmt.Sprintf("this host is not %q: use its address, localhost or its name %q", call.Shortened(host),
 				s.cfg.Name), http.StatusMisdirectedRequest)
 		})(w, r)
 	})

@@ -23,6 +23,7 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -41,7 +42,6 @@ import (
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
-	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -198,9 +198,6 @@ const (
 	cancelGrace = 2 * time.Second
 )
 
-// errStopping is the cause of calls that are cancelled by Close.
-var errStopping = errcode.Unavailable.New("the agent is stopping: call again when it is back")
-
 // Server serves the API. Open starts it, Close ends it.
 type Server struct {
 	cfg    Config
@@ -316,8 +313,8 @@ func (s *Server) HTTPAddress() string { return s.httpAddress }
 // closeGrace. It is bounded in time and may be called again.
 func (s *Server) Close() error {
 	s.closeOnce.Do(func() {
-		s.stopNew(errStopping)
-		grace := time.AfterFunc(closeGrace, func() { s.stopAll(errStopping) })
+		s.stopNew(call.ErrStopping)
+		grace := time.AfterFunc(closeGrace, func() { s.stopAll(call.ErrStopping) })
 		defer grace.Stop()
 		ctx, cancel := context.WithTimeout(context.Background(), closeGrace+cancelGrace)
 		defer cancel()
@@ -333,7 +330,7 @@ func (s *Server) Close() error {
 			errs = append(errs, err)
 		}
 		errs = append(errs, s.closeDoors(ctx))
-		s.stopAll(errStopping)
+		s.stopAll(call.ErrStopping)
 		s.serving.Wait()
 		if s.audit != nil {
 			errs = append(errs, s.audit.close())
@@ -345,15 +342,7 @@ func (s *Server) Close() error {
 
 // Ledger is the cluster's replicated state (cluster.Node).
 type Ledger interface {
-	// Ready is closed when the ledger can be read.
-	Ready() <-chan struct{}
-	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
-	// ReadLatest, ReadChanged and ReadHere differ in how recent the data is, and whether they wait for changes.
-	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
-	ReadChanged(ctx context.Context, b cluster.Blocking, topics []state.Topic,
-		fn func(tx *state.ReadTx) error) (index uint64, err error)
-	ReadHere(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64,
-		err error)
+	call.Ledger
 	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
 	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
 	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult,
@@ -365,7 +354,6 @@ type Ledger interface {
 	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
 	PutSnapshot(ctx context.Context, s claim.Snapshot) (command.PutSnapshotResult, error)
 	DeleteSnapshot(ctx context.Context, driver, id string) ([]claim.SnapshotRef, error)
-	Stats() cluster.Stats
 	Size() int64
 
 	BootstrapACL(ctx context.Context, t ledger.Token, reset uint64) (ledger.Token, error)

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -34,7 +35,7 @@ import (
 // Tests run the test program as another user to make a call.
 func TestMain(m *testing.M) {
 	if socket := os.Getenv("PANNIER_TEST_CALL"); socket != "" {
-		if err := call(socket); err != nil {
+		if err := callOnce(socket); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -44,8 +45,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// call makes a unary call and a stream.
-func call(socket string) error {
+// callOnce makes a unary call and a stream.
+func callOnce(socket string) error {
 	client, err := api.New("unix://" + socket)
 	if err != nil {
 		return err
@@ -226,10 +227,10 @@ func TestWhoMayCall(t *testing.T) {
 	}
 
 	a := access{self: nobody, group: -1}
-	if err := a.check(peer{uid: nobody}); err != nil {
+	if err := a.check(call.Peer{UID: nobody}); err != nil {
 		t.Errorf("the agent's own user was refused: %v", err)
 	}
-	if err := a.check(peer{err: errors.New("lost")}); connect.CodeOf(err) != connect.CodePermissionDenied {
+	if err := a.check(call.Peer{Err: errors.New("lost")}); connect.CodeOf(err) != connect.CodePermissionDenied {
 		t.Errorf("a peer that is not known: %v", err)
 	}
 	if err := a.check(peerOf(t.Context())); connect.CodeOf(err) != connect.CodePermissionDenied {

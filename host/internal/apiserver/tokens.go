@@ -7,6 +7,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -18,13 +19,13 @@ type tokenService struct{ *Server }
 func (s tokenService) ListTokens(ctx context.Context,
 	req *hostv1.ListTokensRequest,
 ) (*hostv1.ListTokensResponse, error) {
-	namespace, workload := allOr(req.GetNamespace()), req.GetWorkload()
+	namespace, workload := call.AllOr(req.GetNamespace()), req.GetWorkload()
 	for field, id := range map[string]string{"namespace": namespace, "workload": workload} {
 		if id == "" {
 			continue
 		}
 		if err := claim.CheckID(id); err != nil {
-			return nil, invalid("list tokens", field, err.Error())
+			return nil, call.Invalid("list tokens", field, err.Error())
 		}
 	}
 	topics, err := s.tokenTopics(ctx)
@@ -32,7 +33,7 @@ func (s tokenService) ListTokens(ctx context.Context,
 		return nil, err
 	}
 	// The list is read afterwards, so it is at least as new.
-	meta, err := s.read(ctx, req, topics, func(*state.ReadTx) error { return nil })
+	meta, err := call.Read(ctx, s.cfg.Ledger, req, topics, func(*state.ReadTx) error { return nil })
 	if err != nil {
 		return nil, err
 	}
@@ -53,8 +54,8 @@ func (s tokenService) ListTokens(ctx context.Context,
 
 // tokenTopics change with every token: it is recorded when its workload starts, and changes on its node.
 func (s *Server) tokenTopics(ctx context.Context) ([]state.Topic, error) {
-	all, err := reading(ctx, s, (*state.ReadTx).Nodes)
-	topics := each(all, func(n claim.Node) state.Topic { return state.TopicTokensOn(n.Name) })
+	all, err := call.Reading(ctx, s.cfg.Ledger, (*state.ReadTx).Nodes)
+	topics := call.Each(all, func(n claim.Node) state.Topic { return state.TopicTokensOn(n.Name) })
 	return append(topics, state.TopicWorkloads), err
 }
 
@@ -84,6 +85,6 @@ func shownToken(t claim.Token, orphan bool) *hostv1.Token {
 	return &hostv1.Token{
 		Id: t.ID, Accessor: t.Accessor, Namespace: t.Workload.Namespace, Workload: t.Workload.ID, Service: t.Service,
 		Node:   t.Node,
-		Consul: t.Consul, CreatedAt: timestamp(t.CreatedAt), ExpiresAt: timestamp(t.ExpiresAt), Orphan: orphan,
+		Consul: t.Consul, CreatedAt: call.Time(t.CreatedAt), ExpiresAt: call.Time(t.ExpiresAt), Orphan: orphan,
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/secrets"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
@@ -29,7 +30,7 @@ func (s volumeService) GetVolume(ctx context.Context, req *hostv1.GetVolumeReque
 	var v claim.Volume
 	var claims []claim.Claim
 	var driver claim.Driver
-	meta, err := s.read(ctx, req, []state.Topic{
+	meta, err := call.Read(ctx, s.cfg.Ledger, req, []state.Topic{
 		state.TopicVolume(ref), state.TopicClaims(ref), state.TopicDrivers,
 	}, func(tx *state.ReadTx) (err error) {
 		if v, claims, err = volumeAndClaims(tx, ref); err == nil {
@@ -68,7 +69,7 @@ func showDriver(shown *hostv1.Volume, d claim.Driver) *hostv1.Volume {
 
 // checkDriver returns an error that names the known drivers if no node has the driver, and the caller may list them.
 func (s *Server) checkDriver(ctx context.Context, tx *state.ReadTx, id string) error {
-	if !callerOf(ctx).Allow(acl.Plugin, acl.List) {
+	if !call.CallerOf(ctx).Allow(acl.Plugin, acl.List) {
 		return nil
 	}
 	all, err := tx.Drivers()
@@ -140,7 +141,7 @@ func volumeAndClaims(tx *state.ReadTx, ref claim.VolumeRef) (v claim.Volume, cla
 }
 
 // lockRef locks the volume that a request names, which may not exist, against other changes.
-func (s *Server) lockRef(ctx context.Context, req namespaced) (ref claim.VolumeRef, unlock func(), err error) {
+func (s *Server) lockRef(ctx context.Context, req call.Namespaced) (ref claim.VolumeRef, unlock func(), err error) {
 	if ref, err = volumeRef(req.GetNamespace(), req.GetId()); err != nil {
 		return ref, nil, err
 	}
@@ -149,7 +150,7 @@ func (s *Server) lockRef(ctx context.Context, req namespaced) (ref claim.VolumeR
 }
 
 // lockVolume is lockRef that reads the volume.
-func (s *Server) lockVolume(ctx context.Context, req namespaced) (v claim.Volume, claims []claim.Claim, unlock func(),
+func (s *Server) lockVolume(ctx context.Context, req call.Namespaced) (v claim.Volume, claims []claim.Claim, unlock func(),
 	err error,
 ) {
 	ref, unlock, err := s.lockRef(ctx, req)
@@ -177,19 +178,19 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 	shown := &hostv1.Volume{
 		Spec:     volumeSpec(v, s.secretKeys(v)),
 		Capacity: v.Capacity, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
-		Claims: each(claims, shownClaim), Topologies: each(v.Topologies, shownTopology),
+		Claims: call.Each(claims, call.ShownClaim), Topologies: call.Each(v.Topologies, shownTopology),
 		MutableParameters: v.MutableParameters,
 		CreateIndex:       v.CreateIndex, ModifyIndex: v.ModifyIndex,
-		CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(v.ModifiedAt),
+		CreatedAt: call.Time(v.CreatedAt), ModifiedAt: call.Time(v.ModifiedAt),
 	}
 	attempt, _ := s.cfg.Watcher.Attempt(v.VolumeRef)
 	for n, c := range claims {
 		if !c.State.Releasing() {
 			continue
 		}
-		shown.Claims[n].LastError, shown.Claims[n].NextTryAt = attempt.Error, timestamp(attempt.NextAt)
+		shown.Claims[n].LastError, shown.Claims[n].NextTryAt = attempt.Error, call.Time(attempt.NextAt)
 		if r := s.ownRelease(c); r.Tries > 0 {
-			shown.Claims[n].LastError, shown.Claims[n].NextTryAt = r.Error, timestamp(r.NextAt)
+			shown.Claims[n].LastError, shown.Claims[n].NextTryAt = r.Error, call.Time(r.NextAt)
 		}
 	}
 	d, err := s.cfg.Drivers.Get(v.PluginID)
@@ -214,16 +215,8 @@ func (s *Server) secretKeys(v claim.Volume) []string {
 
 // volumeRef returns the volume that a request names.
 func volumeRef(namespace, id string) (claim.VolumeRef, error) {
-	ref := claim.VolumeRef{Namespace: namespaceOr(namespace), ID: id}
+	ref := claim.VolumeRef{Namespace: call.NamespaceOr(namespace), ID: id}
 	return ref, ref.Validate()
-}
-
-// allOr returns the namespace that is listed; empty: all.
-func allOr(namespace string) string {
-	if namespace == "*" {
-		return ""
-	}
-	return namespace
 }
 
 // driverPage checks a request for a page of a driver's list.
@@ -234,10 +227,10 @@ func driverPage(object string, req interface {
 },
 ) (storage.Page, error) {
 	if err := claim.CheckID(req.GetPluginId()); err != nil {
-		return storage.Page{}, invalid(object, "plugin_id", err.Error())
+		return storage.Page{}, call.Invalid(object, "plugin_id", err.Error())
 	}
 	if req.GetPerPage() < 0 {
-		return storage.Page{}, invalid(object, "per_page", "must not be negative")
+		return storage.Page{}, call.Invalid(object, "per_page", "must not be negative")
 	}
 	return storage.Page{Max: int(req.GetPerPage()), Token: req.GetPageToken()}, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/internal/errcode"
@@ -75,7 +76,7 @@ func keepPlace(before, v claim.Volume) (claim.Volume, error) {
 	given := len(v.Topology.Required)+len(v.Topology.Preferred) > 0
 	if len(before.Topologies) > 0 && given && (!sameTopologies(before.Topology.Required, v.Topology.Required) ||
 		!sameTopologies(before.Topology.Preferred, v.Topology.Preferred)) {
-		return v, invalid(fmt.Sprintf("volume %q", v.VolumeRef), "topology_request", "cannot change while the volume is "+
+		return v, call.Invalid(fmt.Sprintf("volume %q", v.VolumeRef), "topology_request", "cannot change while the volume is "+
 			"registered: leave it out to keep what it has, or deregister the volume first")
 	}
 	if !given {
@@ -152,7 +153,7 @@ func (s *Server) created(ctx context.Context, v claim.Volume) (exists bool, warn
 	case found:
 		return true, nil, s.sameDefinition(before, v)
 	case v.ExternalID != "":
-		return false, nil, invalid(fmt.Sprintf("volume %q", v.VolumeRef), "external_id",
+		return false, nil, call.Invalid(fmt.Sprintf("volume %q", v.VolumeRef), "external_id",
 			"is the driver's to give when a volume is created: leave it out, or register the volume that exists")
 	case len(v.Context) > 0:
 		warnings = append(warnings, "context is not used: the driver gives one when a volume is created")
@@ -247,14 +248,14 @@ func (s *Server) shownNow(ctx context.Context, ref claim.VolumeRef) (*hostv1.Vol
 // here.
 func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 	v := claim.Volume{
-		VolumeRef: claim.VolumeRef{Namespace: namespaceOr(spec.GetNamespace()), ID: spec.GetId()},
+		VolumeRef: claim.VolumeRef{Namespace: call.NamespaceOr(spec.GetNamespace()), ID: spec.GetId()},
 		Name:      cmp.Or(spec.GetName(), spec.GetId()), PluginID: spec.GetPluginId(), ExternalID: spec.GetExternalId(),
 		CapacityMin: spec.GetCapacityMin(), CapacityMax: spec.GetCapacityMax(),
 		CloneID: spec.GetCloneId(), SnapshotID: spec.GetSnapshotId(),
-		MountOptions: mountOptions(spec.GetMountOptions()),
+		MountOptions: call.MountOptions(spec.GetMountOptions()),
 		Topology: claim.TopologyRequest{
-			Required:  each(spec.GetTopologyRequest().GetRequired(), topology),
-			Preferred: each(spec.GetTopologyRequest().GetPreferred(), topology),
+			Required:  call.Each(spec.GetTopologyRequest().GetRequired(), topology),
+			Preferred: call.Each(spec.GetTopologyRequest().GetPreferred(), topology),
 		},
 		Parameters: maps.Clone(spec.GetParameters()), Context: maps.Clone(spec.GetContext()),
 	}
@@ -268,16 +269,16 @@ func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 	}
 	object := fmt.Sprintf("volume %q", v.VolumeRef)
 	if spec.GetType() != volumeType {
-		return v, invalid(object, "type", fmt.Sprintf("%q is not supported: write %q", spec.GetType(), volumeType))
+		return v, call.Invalid(object, "type", fmt.Sprintf("%q is not supported: write %q", spec.GetType(), volumeType))
 	}
-	const shown = "is " + redacted + ", as it reads back: give the value itself"
+	const shown = "is " + call.Redacted + ", as it reads back: give the value itself"
 	for key, value := range spec.GetSecrets() {
-		if value == redacted {
-			return v, invalid(object, "secrets."+key, shown)
+		if value == call.Redacted {
+			return v, call.Invalid(object, "secrets."+key, shown)
 		}
 	}
-	if slices.Contains(v.MountOptions.Flags, redacted) {
-		return v, invalid(object, "mount_options.mount_flags", shown)
+	if slices.Contains(v.MountOptions.Flags, call.Redacted) {
+		return v, call.Invalid(object, "mount_options.mount_flags", shown)
 	}
 	var err error
 	if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Seal(spec.GetSecrets(),
@@ -364,7 +365,7 @@ func (s volumeService) DeregisterVolume(ctx context.Context,
 		return nil, err
 	}
 	s.volumeEvent("deregistered", result.Volume)
-	return &hostv1.DeregisterVolumeResponse{LeftBehind: each(result.LeftBehind, shownClaim)}, nil
+	return &hostv1.DeregisterVolumeResponse{LeftBehind: call.Each(result.LeftBehind, call.ShownClaim)}, nil
 }
 
 // DeleteVolume deletes a volume at its driver, then from the ledger. It can be repeated if it was interrupted:
@@ -378,7 +379,7 @@ func (s volumeService) DeleteVolume(ctx context.Context,
 	}
 	defer unlock()
 	v, claims, err := s.readVolume(ctx, ref)
-	if errors.Is(err, claim.ErrVolumeNotFound) && callerOf(ctx).call != "" {
+	if errors.Is(err, claim.ErrVolumeNotFound) && call.CallerOf(ctx).Key != "" {
 		// An earlier attempt of this call may have deleted it: the ledger then returns that attempt's result.
 		_, err = s.cfg.Ledger.DeregisterVolume(ctx, ref, false)
 		return &hostv1.DeleteVolumeResponse{}, err

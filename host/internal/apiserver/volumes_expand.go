@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -87,16 +88,16 @@ func checkGrowth(v claim.Volume, minBytes, maxBytes int64) error {
 	object := fmt.Sprintf("volume %q", v.VolumeRef)
 	switch {
 	case minBytes < 0 || maxBytes < 0:
-		return invalid(object, "capacity_min, capacity_max", "must not be negative")
+		return call.Invalid(object, "capacity_min, capacity_max", "must not be negative")
 	case minBytes == 0 && maxBytes == 0:
-		return invalid(object, "capacity_min", "is missing: to what size should it grow?")
+		return call.Invalid(object, "capacity_min", "is missing: to what size should it grow?")
 	case maxBytes > 0 && minBytes > maxBytes:
-		return invalid(object, "capacity_min", fmt.Sprintf("(%d bytes) is above capacity_max (%d bytes)", minBytes, maxBytes))
+		return call.Invalid(object, "capacity_min", fmt.Sprintf("(%d bytes) is above capacity_max (%d bytes)", minBytes, maxBytes))
 	case maxBytes > 0 && maxBytes < v.Capacity:
-		return invalid(object, "capacity_max",
+		return call.Invalid(object, "capacity_max",
 			fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", maxBytes, v.Capacity))
 	case maxBytes == 0 && minBytes < v.Capacity:
-		return invalid(object, "capacity_min",
+		return call.Invalid(object, "capacity_min",
 			fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", minBytes, v.Capacity))
 	}
 	return nil
@@ -111,16 +112,16 @@ func (s volumeService) DetachVolume(ctx context.Context,
 		return nil, err
 	}
 	if err := claim.CheckID(req.GetNode()); err != nil {
-		return nil, invalid(fmt.Sprintf("detach volume %q", ref), "node", err.Error())
+		return nil, call.Invalid(fmt.Sprintf("detach volume %q", ref), "node", err.Error())
 	}
-	done, err := s.cfg.Watcher.Detach(ctx, ref, req.GetNode(), req.GetForce(), callerOf(ctx).who())
+	done, err := s.cfg.Watcher.Detach(ctx, ref, req.GetNode(), req.GetForce(), call.CallerOf(ctx).Who())
 	if err != nil {
 		return nil, err
 	}
 	resp := &hostv1.DetachVolumeResponse{}
 	for _, d := range done {
 		resp.Claims = append(resp.Claims,
-			&hostv1.DetachedClaim{Claim: shownClaim(d.Claim), Released: d.Released, Message: d.Message})
+			&hostv1.DetachedClaim{Claim: call.ShownClaim(d.Claim), Released: d.Released, Message: d.Message})
 	}
 	return resp, nil
 }

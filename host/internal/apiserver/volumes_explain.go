@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/internal/printable"
@@ -54,18 +55,18 @@ func (s volumeService) ExplainVolume(ctx context.Context,
 	for _, h := range claims {
 		h.attempt = attempt
 		shown := &hostv1.ExplainedClaim{
-			Claim: shownClaim(h.claim), NodeStatus: "unknown",
-			Since: timestamp(h.claim.ModifiedAt),
+			Claim: call.ShownClaim(h.claim), NodeStatus: "unknown",
+			Since: call.Time(h.claim.ModifiedAt),
 		}
 		if h.claim.ModifiedAt.IsZero() {
-			shown.Since = timestamp(h.claim.TakenAt)
+			shown.Since = call.Time(h.claim.TakenAt)
 		}
 		if h.node != nil {
 			shown.NodeStatus = string(nodeStatus(*h.node))
 		}
 		at, keepsTo := s.heard(h.claim.Node)
 		h.letGo = keepsTo
-		shown.LastHeard, shown.LetGoAt = timestamp(at), timestamp(keepsTo)
+		shown.LastHeard, shown.LetGoAt = call.Time(at), call.Time(keepsTo)
 		h.release = s.releaseOf(ctx, h.claim)
 		h.explain(shown)
 		resp.Claims = append(resp.Claims, shown)
@@ -121,10 +122,10 @@ func (h held) explain(to *hostv1.ExplainedClaim) {
 	}
 	force := fmt.Sprintf("pannier volume detach%s -force %s %s", inNamespace, printable.Argument(c.Volume.ID), c.Node)
 	if c.State.Releasing() {
-		to.Tries, to.LastError, to.NextTryAt = int32(h.attempt.Tries), h.attempt.Error, timestamp(h.attempt.NextAt)
+		to.Tries, to.LastError, to.NextTryAt = int32(h.attempt.Tries), h.attempt.Error, call.Time(h.attempt.NextAt)
 	}
 	if r := h.release; r.Tries > 0 { // the leader tries once, and then waits for the node
-		to.Tries, to.LastError, to.NextTryAt = int32(r.Tries), r.Error, timestamp(r.NextAt)
+		to.Tries, to.LastError, to.NextTryAt = int32(r.Tries), r.Error, call.Time(r.NextAt)
 	}
 	switch {
 	case c.State == claim.Taken && h.workload == "":

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -26,11 +27,11 @@ func (s volumeService) CreateGroupSnapshot(ctx context.Context,
 	}
 	object := fmt.Sprintf("group snapshot %q", name)
 	if err := claim.CheckID(name); err != nil {
-		return nil, invalid(object, "name", err.Error())
+		return nil, call.Invalid(object, "name", err.Error())
 	}
 	ids := slices.Compact(slices.Sorted(slices.Values(req.GetVolumeIds())))
 	if len(ids) == 0 || len(ids) > maxGroup {
-		return nil, invalid(object, "volume_ids", fmt.Sprintf("are %d volumes: give 1 to %d", len(ids), maxGroup))
+		return nil, call.Invalid(object, "volume_ids", fmt.Sprintf("are %d volumes: give 1 to %d", len(ids), maxGroup))
 	}
 	var volumes []claim.Volume
 	for _, id := range ids {
@@ -43,7 +44,7 @@ func (s volumeService) CreateGroupSnapshot(ctx context.Context,
 			return nil, err
 		}
 		if len(volumes) > 0 && v.PluginID != volumes[0].PluginID {
-			return nil, invalid(object, "volume_ids", fmt.Sprintf("%q is of driver %q and %q of driver %q: a driver takes "+
+			return nil, call.Invalid(object, "volume_ids", fmt.Sprintf("%q is of driver %q and %q of driver %q: a driver takes "+
 				"snapshots of its own volumes only", volumes[0].ID, volumes[0].PluginID, v.ID, v.PluginID))
 		}
 		volumes = append(volumes, v)
@@ -107,10 +108,10 @@ func groupRequest(req interface {
 		ID: req.GetGroupId(), SnapshotIDs: req.GetSnapshotIds(), Secrets: req.GetSecrets(),
 	}
 	if err := claim.CheckID(req.GetPluginId()); err != nil {
-		return named, invalid("group snapshot", "plugin_id", err.Error())
+		return named, call.Invalid("group snapshot", "plugin_id", err.Error())
 	}
 	if named.ID == "" {
-		return named, invalid("group snapshot", "group_id", "is missing")
+		return named, call.Invalid("group snapshot", "group_id", "is missing")
 	}
 	return named, nil
 }
@@ -120,6 +121,6 @@ func (s volumeService) shownGroup(ctx context.Context, driver string, g storage.
 ) {
 	shown, err := s.shownSnapshots(ctx, driver, g.Snapshots)
 	return &hostv1.GroupSnapshot{
-		GroupId: g.ID, PluginId: driver, CreatedAt: timestamp(g.CreatedAt), Ready: g.Ready, Snapshots: shown,
+		GroupId: g.ID, PluginId: driver, CreatedAt: call.Time(g.CreatedAt), Ready: g.Ready, Snapshots: shown,
 	}, err
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -23,28 +24,28 @@ var volumeStates = []string{"free", "taken", "releasing"}
 func (s volumeService) ListVolumes(ctx context.Context,
 	m *hostv1.ListVolumesRequest,
 ) (*hostv1.ListVolumesResponse, error) {
-	namespace := allOr(m.GetNamespace())
+	namespace := call.AllOr(m.GetNamespace())
 	for field, id := range map[string]string{"namespace": namespace, "plugin_id": m.GetPluginId(), "node": m.GetNode()} {
 		if id == "" {
 			continue
 		}
 		if err := claim.CheckID(id); err != nil {
-			return nil, invalid("list volumes", field, err.Error())
+			return nil, call.Invalid("list volumes", field, err.Error())
 		}
 	}
 	switch {
 	case m.GetState() != "" && !slices.Contains(volumeStates, m.GetState()):
-		return nil, invalid("list volumes", "state", fmt.Sprintf("%q is not one of %s", shortened(m.GetState()),
+		return nil, call.Invalid("list volumes", "state", fmt.Sprintf("%q is not one of %s", call.Shortened(m.GetState()),
 			strings.Join(volumeStates, ", ")))
 	case m.GetPerPage() < 0 || m.GetPerPage() > maxPerPage:
-		return nil, invalid("list volumes", "per_page", fmt.Sprintf("must be 0 to %d", maxPerPage))
+		return nil, call.Invalid("list volumes", "per_page", fmt.Sprintf("must be 0 to %d", maxPerPage))
 	case m.GetPage() < 0:
-		return nil, invalid("list volumes", "page", "counts from 1")
+		return nil, call.Invalid("list volumes", "page", "counts from 1")
 	}
 	resp := &hostv1.ListVolumesResponse{}
 	var err error
 	topics := append([]state.Topic{state.TopicVolumes, state.TopicDrivers}, allClaims...)
-	resp.Meta, err = s.read(ctx, m, topics, func(tx *state.ReadTx) error {
+	resp.Meta, err = call.Read(ctx, s.cfg.Ledger, m, topics, func(tx *state.ReadTx) error {
 		refs, err := tx.VolumeRefs(namespace, m.GetPluginId())
 		if err == nil && len(refs) == 0 && m.GetPluginId() != "" {
 			err = s.checkDriver(ctx, tx, m.GetPluginId())
@@ -55,7 +56,7 @@ func (s volumeService) ListVolumes(ctx context.Context,
 		if err != nil {
 			return err
 		}
-		c := callerOf(ctx)
+		c := call.CallerOf(ctx)
 		refs = slices.DeleteFunc(refs, func(r claim.VolumeRef) bool {
 			return !c.AllowNamespace(r.Namespace, acl.CSIListVolume)
 		})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -20,7 +21,7 @@ func (s volumeService) ModifyVolume(ctx context.Context,
 	defer unlock()
 	parameters := req.GetParameters()
 	if len(parameters) == 0 {
-		return nil, invalid(fmt.Sprintf("volume %q", v.VolumeRef), "parameters", "are missing: what should change?")
+		return nil, call.Invalid(fmt.Sprintf("volume %q", v.VolumeRef), "parameters", "are missing: what should change?")
 	}
 	if err := s.cfg.Controllers.Modify(ctx, v, parameters, req.GetSecrets()); err != nil {
 		return nil, err

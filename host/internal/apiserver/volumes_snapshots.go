@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -27,7 +28,7 @@ func (s volumeService) CreateSnapshot(ctx context.Context,
 		name = time.Now().UTC().Format("20060102-150405.000")
 	}
 	if err := claim.CheckID(name); err != nil {
-		return nil, invalid(fmt.Sprintf("snapshot of volume %q", ref), "name", err.Error())
+		return nil, call.Invalid(fmt.Sprintf("snapshot of volume %q", ref), "name", err.Error())
 	}
 	v, _, err := s.readVolume(ctx, ref)
 	if err != nil {
@@ -89,13 +90,13 @@ func (s volumeService) DeleteSnapshot(ctx context.Context,
 	req *hostv1.DeleteSnapshotRequest,
 ) (*hostv1.DeleteSnapshotResponse, error) {
 	if err := claim.CheckID(req.GetPluginId()); err != nil {
-		return nil, invalid("delete snapshot", "plugin_id", err.Error())
+		return nil, call.Invalid("delete snapshot", "plugin_id", err.Error())
 	}
 	if req.GetSnapshotId() == "" {
-		return nil, invalid("delete snapshot", "snapshot_id", "is missing")
+		return nil, call.Invalid("delete snapshot", "snapshot_id", "is missing")
 	}
 	driver := req.GetPluginId()
-	id, named, err := s.snapshotID(ctx, namespaceOr(req.GetNamespace()), driver, req.GetSnapshotId())
+	id, named, err := s.snapshotID(ctx, call.NamespaceOr(req.GetNamespace()), driver, req.GetSnapshotId())
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +113,7 @@ func (s volumeService) DeleteSnapshot(ctx context.Context,
 			"finish", id, driver, err)
 	case unknown && len(removed) == 0: // no earlier attempt of this call has deleted it either
 		return nil, fmt.Errorf("snapshot %q %w: driver %q has none with this id, and the namespace %q none with this name",
-			id, claim.ErrSnapshotNotFound, driver, namespaceOr(req.GetNamespace()))
+			id, claim.ErrSnapshotNotFound, driver, call.NamespaceOr(req.GetNamespace()))
 	}
 	s.snapshotEvent("deleted", driver, id, "")
 	return &hostv1.DeleteSnapshotResponse{}, nil
@@ -176,7 +177,7 @@ func (s *Server) shownSnapshots(ctx context.Context, driver string, snapshots []
 func shownSnapshot(driver string, snapshot storage.Snapshot) *hostv1.Snapshot {
 	return &hostv1.Snapshot{
 		SnapshotId: snapshot.ID, PluginId: driver, ExternalVolumeId: snapshot.VolumeExternalID,
-		Size: snapshot.Size, CreatedAt: timestamp(snapshot.CreatedAt), Ready: snapshot.Ready,
+		Size: snapshot.Size, CreatedAt: call.Time(snapshot.CreatedAt), Ready: snapshot.Ready,
 		GroupId: snapshot.GroupID,
 	}
 }

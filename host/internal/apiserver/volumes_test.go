@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -248,8 +249,8 @@ func TestMalformedDefinitionsChangeNothing(t *testing.T) {
 		"clone_id":     func(s *hostv1.VolumeSpec) { s.CloneId, s.SnapshotId = "a", "b" },
 		"capacity_min": func(s *hostv1.VolumeSpec) { s.CapacityMax = 1 },
 		"too large":    func(s *hostv1.VolumeSpec) { s.Parameters["big"] = strings.Repeat("x", 300<<10) },
-		"secrets.k":    func(s *hostv1.VolumeSpec) { s.Secrets["k"] = redacted },
-		"mount_flags":  func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = []string{redacted} },
+		"secrets.k":    func(s *hostv1.VolumeSpec) { s.Secrets["k"] = call.Redacted },
+		"mount_flags":  func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = []string{call.Redacted} },
 	} {
 		s := spec("mysql", change)
 		_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: s})
@@ -345,12 +346,12 @@ func TestSecretsDoNotReadBack(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)
 	made := h.create(t, spec("mysql"))
-	if made.Spec.Secrets["password"] != redacted || made.Spec.MountOptions.MountFlags[0] != redacted ||
+	if made.Spec.Secrets["password"] != call.Redacted || made.Spec.MountOptions.MountFlags[0] != call.Redacted ||
 		made.Spec.MountOptions.FsType != "ext4" {
 		t.Errorf("shown as %v", made.Spec)
 	}
 	w, _ := h.start(t, "db", "mysql")
-	if w.Spec.Volumes[0].MountOptions.MountFlags[0] != redacted {
+	if w.Spec.Volumes[0].MountOptions.MountFlags[0] != call.Redacted {
 		t.Errorf("shown as %v", w.Spec)
 	}
 	got, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})

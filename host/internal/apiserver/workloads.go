@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -34,9 +35,9 @@ func (s workloadService) StartWorkload(ctx context.Context, req *hostv1.StartWor
 	if err != nil {
 		return err
 	}
-	opts := workload.Options{Token: secretOf(ctx), Update: req.GetUpdate()}
+	opts := workload.Options{Token: call.SecretOf(ctx), Update: req.GetUpdate()}
 	if req.GetReleaseWithCaller() {
-		if opts.Owner = peerOf(ctx).pid; opts.Owner == 0 {
+		if opts.Owner = call.CallerOf(ctx).PID; opts.Owner == 0 {
 			return connect.NewError(connect.CodeFailedPrecondition,
 				errors.New(
 					"release_with_caller: the calling process is in a pid namespace that the agent cannot see: call without it, and stop the workload"))
@@ -44,7 +45,7 @@ func (s workloadService) StartWorkload(ctx context.Context, req *hostv1.StartWor
 	}
 	if at := req.GetMountedAt(); at != "" {
 		if opts.Owner == 0 || !filepath.IsAbs(at) || filepath.Clean(at) != at || len(at) >= unix.PathMax {
-			return invalid(fmt.Sprintf("workload %q", spec.WorkloadRef), "mounted_at",
+			return call.Invalid(fmt.Sprintf("workload %q", spec.WorkloadRef), "mounted_at",
 				"it must be an absolute, clean path, and release_with_caller be set")
 		}
 		opts.MountedAt = at
@@ -114,11 +115,11 @@ func (s workloadService) StopWorkload(ctx context.Context, req *hostv1.StopWorkl
 		}
 	}
 	if req.GetForce() {
-		if err := s.cfg.Workloads.Force(ref, callerOf(ctx).who()); err != nil {
+		if err := s.cfg.Workloads.Force(ref, call.CallerOf(ctx).Who()); err != nil {
 			return err
 		}
 	}
-	w, err := s.cfg.Workloads.Stop(ctx, ref, fmt.Sprintf("stopped by %s", callerOf(ctx).who()), progress)
+	w, err := s.cfg.Workloads.Stop(ctx, ref, fmt.Sprintf("stopped by %s", call.CallerOf(ctx).Who()), progress)
 	if err != nil {
 		return err
 	}
@@ -140,9 +141,9 @@ func (s workloadService) RunningWorkload(ctx context.Context,
 	const maxPID = 1 << 22 // proc(5), pid_max
 	pid := req.GetPid()
 	if pid < 1 || pid > maxPID {
-		return nil, invalid(fmt.Sprintf("workload %q", ref), "pid", fmt.Sprintf("%d is no process id", pid))
+		return nil, call.Invalid(fmt.Sprintf("workload %q", ref), "pid", fmt.Sprintf("%d is no process id", pid))
 	}
-	caller := peerOf(ctx).pid
+	caller := call.CallerOf(ctx).PID
 	if caller == 0 {
 		return nil, fmt.Errorf("workload %q: %w: call over the agent's unix socket, on its host", ref, workload.ErrNotOwner)
 	}
@@ -211,10 +212,10 @@ func (s workloadService) ListWorkloads(ctx context.Context,
 	if node := req.GetNode(); s.isOther(node) {
 		return askNode(ctx, s.Server, req, node, nodePatience, nodeClients.ListWorkloads)
 	}
-	namespace := allOr(req.GetNamespace())
+	namespace := call.AllOr(req.GetNamespace())
 	if namespace != "" {
 		if err := claim.CheckID(namespace); err != nil {
-			return nil, invalid("list workloads", "namespace", err.Error())
+			return nil, call.Invalid("list workloads", "namespace", err.Error())
 		}
 	}
 	resp := &hostv1.ListWorkloadsResponse{Node: s.cfg.Name}
@@ -232,8 +233,8 @@ func (s workloadService) ListWorkloads(ctx context.Context,
 }
 
 // workloadRef returns the workload that a request names.
-func workloadRef(req namespaced) (claim.WorkloadRef, error) {
-	ref := claim.WorkloadRef{Namespace: namespaceOr(req.GetNamespace()), ID: req.GetId()}
+func workloadRef(req call.Namespaced) (claim.WorkloadRef, error) {
+	ref := claim.WorkloadRef{Namespace: call.NamespaceOr(req.GetNamespace()), ID: req.GetId()}
 	return ref, ref.Validate()
 }
 
@@ -241,21 +242,21 @@ func workloadRef(req namespaced) (claim.WorkloadRef, error) {
 // in specs from the journal, since the two are compared.
 func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 	out := workload.Spec{
-		WorkloadRef: claim.WorkloadRef{Namespace: namespaceOr(spec.GetNamespace()), ID: spec.GetId()},
+		WorkloadRef: claim.WorkloadRef{Namespace: call.NamespaceOr(spec.GetNamespace()), ID: spec.GetId()},
 		User:        spec.GetUser(), Canary: spec.GetCanary(),
 	}
 	for _, v := range spec.GetVolumes() {
 		out.Volumes = append(out.Volumes, volumesteps.Request{
 			Name: v.GetName(), Source: v.GetSource(), Driver: v.GetDriver(), ReadOnly: v.GetReadOnly(),
 			AccessMode: claim.AccessMode(v.GetAccessMode()), AttachmentMode: claim.AttachmentMode(v.GetAttachmentMode()),
-			MountOptions: mountOptions(v.GetMountOptions()), Destination: v.GetDestination(),
+			MountOptions: call.MountOptions(v.GetMountOptions()), Destination: v.GetDestination(),
 		})
 		if len(v.GetAttributes()) > 0 {
 			out.Volumes[len(out.Volumes)-1].Attributes = maps.Clone(v.GetAttributes())
 		}
 	}
 	if e := spec.GetExec(); e != nil {
-		out.Exec = &workload.Exec{Command: e.GetCommand(), Args: notEmpty(e.GetArgs()), User: e.GetUser()}
+		out.Exec = &workload.Exec{Command: e.GetCommand(), Args: call.NotEmpty(e.GetArgs()), User: e.GetUser()}
 		if len(e.GetEnv()) > 0 {
 			out.Exec.Env = maps.Clone(e.GetEnv())
 		}
@@ -263,7 +264,7 @@ func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 	for _, m := range spec.GetServices() {
 		svc, err := service.FromProto(m)
 		if err != nil {
-			return out, invalid(fmt.Sprintf("workload %q", out.WorkloadRef), fmt.Sprintf("service %q", m.GetName()), err.Error())
+			return out, call.Invalid(fmt.Sprintf("workload %q", out.WorkloadRef), fmt.Sprintf("service %q", m.GetName()), err.Error())
 		}
 		out.Services = append(out.Services, svc)
 	}
@@ -272,13 +273,13 @@ func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 	}
 	for _, c := range spec.GetSidecars() {
 		out.Sidecars = append(out.Sidecars, workload.Sidecar{
-			Service: c.GetService(), Command: notEmpty(c.GetCommand()), Env: maps.Clone(c.GetEnv()), User: c.GetUser(),
+			Service: c.GetService(), Command: call.NotEmpty(c.GetCommand()), Env: maps.Clone(c.GetEnv()), User: c.GetUser(),
 		})
 	}
 	for _, d := range spec.GetDevices() {
 		out.Devices = append(out.Devices, workload.DeviceRequest{Name: d.GetName(), Count: int(d.GetCount())})
 	}
-	out.Units = notEmpty(spec.GetUnits())
+	out.Units = call.NotEmpty(spec.GetUnits())
 	var err error
 	if out.After, err = awaited(out.WorkloadRef, "after", spec.GetAfter()); err != nil {
 		return out, err
@@ -295,7 +296,7 @@ func awaited(by claim.WorkloadRef, field string, names []string) (refs []claim.W
 			ref = claim.WorkloadRef{Namespace: namespace, ID: id}
 		}
 		if err := ref.Validate(); err != nil {
-			return nil, invalid(fmt.Sprintf("workload %q", by), field,
+			return nil, call.Invalid(fmt.Sprintf("workload %q", by), field,
 				fmt.Sprintf("names %q, which is neither ID nor NAMESPACE/ID: %v", name, err))
 		}
 		refs = append(refs, ref)
@@ -319,17 +320,17 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 	out := &hostv1.WorkloadSpec{
 		Namespace: spec.Namespace, Id: spec.ID, User: spec.User, Canary: spec.Canary,
 		After: shownAwaited(spec.Namespace, spec.After), Replaces: shownAwaited(spec.Namespace, spec.Replaces),
-		Units: notEmpty(spec.Units),
+		Units: call.NotEmpty(spec.Units),
 	}
 	for _, v := range spec.Volumes {
 		out.Volumes = append(out.Volumes, &hostv1.VolumeRequest{
 			Name: v.Name, Source: v.Source, Driver: v.Driver, Attributes: maps.Clone(v.Attributes), ReadOnly: v.ReadOnly,
 			AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
-			MountOptions: shownMountOptions(v.MountOptions), Destination: v.Destination,
+			MountOptions: call.ShownMountOptions(v.MountOptions), Destination: v.Destination,
 		})
 	}
 	if e := spec.Exec; e != nil {
-		out.Exec = &hostv1.Exec{Command: e.Command, Args: notEmpty(e.Args), Env: maps.Clone(e.Env), User: e.User}
+		out.Exec = &hostv1.Exec{Command: e.Command, Args: call.NotEmpty(e.Args), Env: maps.Clone(e.Env), User: e.User}
 	}
 	for _, svc := range spec.Services {
 		m, err := svc.ToProto()
@@ -343,7 +344,7 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 	}
 	for _, c := range spec.Sidecars {
 		out.Sidecars = append(out.Sidecars, &hostv1.Sidecar{
-			Service: c.Service, Command: notEmpty(c.Command), Env: maps.Clone(c.Env), User: c.User,
+			Service: c.Service, Command: call.NotEmpty(c.Command), Env: maps.Clone(c.Env), User: c.User,
 		})
 	}
 	for _, d := range spec.Devices {
@@ -356,8 +357,8 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 func shownRelease(w workload.Workload) *hostv1.Release {
 	r := w.Release
 	return &hostv1.Release{
-		Workload: w.Spec.String(), Tries: int32(r.Tries), Since: timestamp(r.Since), Error: r.Error,
-		NextTryAt: timestamp(r.NextAt), Command: r.Command,
+		Workload: w.Spec.String(), Tries: int32(r.Tries), Since: call.Time(r.Since), Error: r.Error,
+		NextTryAt: call.Time(r.NextAt), Command: r.Command,
 	}
 }
 
@@ -409,9 +410,9 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 	}
 	out := &hostv1.Workload{
 		Spec: spec, Node: s.cfg.Name, State: string(w.State), Message: w.Message,
-		StartedAt: timestamp(w.StartedAt), EndedAt: timestamp(w.EndedAt), OwnerPid: int64(w.OwnerPID), Pid: int64(w.PID),
+		StartedAt: call.Time(w.StartedAt), EndedAt: call.Time(w.EndedAt), OwnerPid: int64(w.OwnerPID), Pid: int64(w.PID),
 		VolumesDir: s.cfg.VolumesDir, SecretsDir: w.SecretsDir,
-		WaitsFor: shownAwaited(w.Spec.Namespace, w.WaitsFor), WaitsSince: timestamp(w.WaitsSince),
+		WaitsFor: shownAwaited(w.Spec.Namespace, w.WaitsFor), WaitsSince: call.Time(w.WaitsSince),
 	}
 	if w.Waiting != "" && !w.State.Ended() {
 		out.Message = w.Waiting
@@ -455,7 +456,7 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 func (s *Server) shownService(svc servicesteps.Status) *hostv1.ServiceStatus {
 	return &hostv1.ServiceStatus{
 		Name: svc.Name, Id: svc.ID, ProxyId: svc.ProxyID, Consul: svc.Consul, Port: int32(svc.Port),
-		TokenAccessor: svc.Accessor, TokenExpiresAt: timestamp(svc.ExpiresAt),
+		TokenAccessor: svc.Accessor, TokenExpiresAt: call.Time(svc.ExpiresAt),
 		TokenFile: svc.TokenFile, BootstrapFile: svc.BootstrapFile,
 		AdminPort: int32(svc.AdminPort), ReadyPort: int32(svc.ReadyPort),
 		AdminSocket: svc.AdminSocket, ReadySocket: svc.ReadySocket, Upstreams: svc.Upstreams,
@@ -467,7 +468,7 @@ func (s *Server) shownService(svc servicesteps.Status) *hostv1.ServiceStatus {
 func shownStep(step workload.Step) *hostv1.Step {
 	return &hostv1.Step{
 		Name: step.Name, Volume: step.Volume, Service: step.Service, State: string(step.State), Undo: step.Undo,
-		StartedAt: timestamp(step.StartedAt), Took: durationpb.New(
+		StartedAt: call.Time(step.StartedAt), Took: durationpb.New(
 			step.Took), Error: step.Error, Note: step.Note, Attempt: int32(step.Attempt),
 	}
 }

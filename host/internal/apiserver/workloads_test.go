@@ -20,6 +20,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -347,7 +348,7 @@ func TestWorkloadSpecGoesThereAndBack(t *testing.T) {
 		}
 	}
 	asked.Services[0].Connect.SidecarService.Proxy.Config.Fields["n"] = &structpb.Value{}
-	if _, err := workloadSpec(asked); connect.CodeOf(withCode(t.Context(), err)) != connect.CodeInvalidArgument ||
+	if _, err := workloadSpec(asked); connect.CodeOf(call.WithCode(t.Context(), err)) != connect.CodeInvalidArgument ||
 		!strings.Contains(err.Error(), `service "web"`) {
 		t.Errorf("a value that is none: %v", err)
 	}
@@ -374,7 +375,7 @@ func TestShownServices(t *testing.T) {
 	got := check.Must(s.shownWorkload(w))(t)
 	want := &hostv1.ServiceStatus{
 		Name: "web", Id: "web-id", ProxyId: "web-id-sidecar-proxy", Consul: "default", Port: 20000, TokenAccessor: "acc",
-		TokenExpiresAt: timestamp(time.Unix(5, 0)),
+		TokenExpiresAt: call.Time(time.Unix(5, 0)),
 		TokenFile:      "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1,
 		ReadyPort: 2, Message: "its own", Upstreams: map[string]string{"db": "127.0.0.1:5432"},
 	}

@@ -1,4 +1,4 @@
-package apiserver
+package call
 
 import (
 	"bytes"
@@ -21,13 +21,13 @@ const (
 	logInterval = 200 * time.Millisecond
 )
 
-// streamLog sends the last lines of a log and, with follow, new ones until ctx ends. begin is called before the first
+// StreamLog sends the last lines of a log and, with follow, new ones until ctx ends. begin is called before the first
 // line, which may be far off.
-func streamLog(ctx context.Context, path string, recent int, follow bool, begin func() error,
+func StreamLog(ctx context.Context, path string, recent int, follow bool, begin func() error,
 	send func(line string) error,
 ) error {
 	if recent < 0 || recent > maxLogLines {
-		return invalid("log", "recent", fmt.Sprintf("must be 0 to %d", maxLogLines))
+		return Invalid("log", "recent", fmt.Sprintf("must be 0 to %d", maxLogLines))
 	}
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -52,9 +52,9 @@ func streamLog(ctx context.Context, path string, recent int, follow bool, begin 
 // shownLines are how many of a driver's last lines are shown with its state.
 const shownLines = 5
 
-// lastOutput returns the last lines of a log; none if it cannot be read.
-func lastOutput(ctx context.Context, path string) (lines []string) {
-	_ = streamLog(ctx, path, shownLines, false, func() error { return nil }, func(line string) error {
+// LastOutput returns the last lines of a log; none if it cannot be read.
+func LastOutput(ctx context.Context, path string) (lines []string) {
+	_ = StreamLog(ctx, path, shownLines, false, func() error { return nil }, func(line string) error {
 		lines = append(lines, line)
 		return nil
 	})

@@ -1,4 +1,4 @@
-package apiserver
+package call
 
 import (
 	"context"
@@ -13,19 +13,19 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// withCode adds the code that API clients see to the error of a call. Errors of drivers keep their code.
-func withCode(ctx context.Context, err error) error {
+// WithCode adds the code that API clients see to the error of a call. Errors of drivers keep their code.
+func WithCode(ctx context.Context, err error) error {
 	switch {
 	case err == nil, errors.As(err, new(*connect.Error)):
 		return err
-	case codeOf(err) == connect.CodeCanceled && errors.Is(context.Cause(ctx), errStopping):
-		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w: %w", errStopping, err))
+	case CodeOf(err) == connect.CodeCanceled && errors.Is(context.Cause(ctx), ErrStopping):
+		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w: %w", ErrStopping, err))
 	default:
-		return connect.NewError(codeOf(err), err)
+		return connect.NewError(CodeOf(err), err)
 	}
 }
 
-func codeOf(err error) connect.Code {
+func CodeOf(err error) connect.Code {
 	if c, ok := errcode.Of(err); ok {
 		return connect.Code(c)
 	}
@@ -42,7 +42,10 @@ func codeOf(err error) connect.Code {
 	}
 }
 
-// invalid returns the error of a request that can never succeed.
-func invalid(object, field, problem string) error {
+// Invalid returns the error of a request that can never succeed.
+func Invalid(object, field, problem string) error {
 	return &claim.FieldError{Object: object, Field: field, Problem: problem}
 }
+
+// ErrStopping is the cause of calls that are cancelled because the server is closed.
+var ErrStopping = errcode.Unavailable.New("the agent is stopping: call again when it is back")
