@@ -25,9 +25,9 @@ var otherNodes = []mutant{
 	},
 	{
 		name: "bound-node-sees-others", promise: "what a node asks of another one is filtered by the namespaces that it is bound to",
-		in: "host/internal/apiserver", decl: "Server.wayTo",
-		old: "if s.cfg.Nodes != nil || w.node.Role == discovery.Server {\n",
-		new: "if s.cfg.Nodes != nil || true {\n",
+		in: "host/internal/apiserver/asknode", decl: "Asker.wayTo",
+		old: "if a.Direct || w.node.Role == discovery.Server {\n",
+		new: "if a.Direct || true {\n",
 		pkg: "./host/internal/apiserver", run: "^TestAskAnotherNodeWithFewRights$",
 	},
 }

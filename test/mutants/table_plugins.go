@@ -258,7 +258,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "examination-of-another", promise: "an examination of a host tells no caller what its own token does not allow",
-		in: "host/internal/apiserver", decl: "agentService.Examine",
+		in: "host/internal/apiserver/agentapi", decl: "Handler.Examine",
 		old: "rights{accessor: c.Accessor, ",
 		new: "rights{",
 		pkg: apiserverPkg, run: "^TestExamineWithTheRightsOfTheCaller$",

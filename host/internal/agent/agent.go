@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/consul/services"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
@@ -221,13 +222,13 @@ func (a *agent) role() []step {
 }
 
 // stopAgent ends Run, and returns what ends with it.
-func (a *agent) stopAgent(plugins bool) apiserver.Ending {
+func (a *agent) stopAgent(plugins bool) agentapi.Ending {
 	if plugins {
 		a.stopPlugins.Store(true)
 		a.plugins.StopWithHost()
 	}
 	a.stop()
-	return apiserver.Ending{Plugins: a.stopPlugins.Load() || a.cfg.Dev, Workloads: a.cfg.Dev}
+	return agentapi.Ending{Plugins: a.stopPlugins.Load() || a.cfg.Dev, Workloads: a.cfg.Dev}
 }
 
 // stopStarted makes close stop the plugins and drivers that this start has begun. Those that an earlier agent left

@@ -128,8 +128,13 @@ func (k *ledgerKeeper) sweepTokens(ctx context.Context) error {
 
 // serveLedger configures the API to serve the ledger.
 func (k *ledgerKeeper) serveLedger(cfg *apiserver.Config) {
-	cfg.Ledger, cfg.Raft, cfg.Watcher, cfg.SecretsKeys = k.cluster, k.cluster, k.watcher, k.keys
-	cfg.JWKS, cfg.SigningKeys = k.tokens.JWKS, k.tokens
+	l := k.cluster
+	cfg.Ledger, cfg.JWKS = l, k.tokens.JWKS
+	cfg.Volumes.Ledger, cfg.Workloads.Ledger, cfg.Drivers.Ledger, cfg.ACLs.Ledger = l, l, l, l
+	cfg.Nodes.Ledger, cfg.Nodes.Raft, cfg.Agent.Ledger, cfg.Agent.Raft = l, l, l, l
+	cfg.Volumes.Watcher = k.watcher
+	cfg.Operator.Ledger, cfg.Operator.Raft, cfg.Operator.Watcher = l, l, k.watcher
+	cfg.Operator.SecretsKeys, cfg.Operator.SigningKeys = k.keys, k.tokens
 	if k.cfg.ACL.Enabled {
 		cfg.ACL = aclapi.NewResolver(aclapi.Here{Ledger: k.cluster}, 0, k.log.Named("acl"))
 	}

@@ -187,8 +187,11 @@ func (m *member) fenced(ref claim.WorkloadRef, since boottime.Instant) string {
 func (m *member) memberConfig() apiserver.Config {
 	cfg := m.apiConfig()
 	m.measureMember()
-	cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = m.servers.Router, m.discovery, m.port, m.certs
-	cfg.Agents = m.dialer.Agents(func(name string) (addr string, role pki.Role, known bool) {
+	cfg.Leader, cfg.Port, cfg.Certs = m.servers.Router, m.port, m.certs
+	cfg.Nodes.Leader, cfg.Nodes.Discovery = m.servers.Router, m.discovery
+	others := cfg.Agent.Nodes
+	others.Leader, others.Discovery = m.servers.Router, m.discovery
+	others.Agents = m.dialer.Agents(func(name string) (addr string, role pki.Role, known bool) {
 		a, known := m.find(name)
 		if role = pki.Node; a.Server {
 			role = pki.Server

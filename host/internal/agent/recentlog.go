@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"sync"
 
-	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 )
 
 // recentLogSize is how much of the agent's log is kept in memory, in bytes.
@@ -38,7 +38,7 @@ func (l *recentLog) lines() []byte {
 }
 
 // diagnosis describes the agent, with the configuration that counts.
-func (a *agent) diagnosis() (d apiserver.Diagnosis, err error) {
+func (a *agent) diagnosis() (d agentapi.Diagnosis, err error) {
 	cfg := *a.cfg
 	now := a.blocks.Load()
 	cfg.Plugins, cfg.Drivers, cfg.LogLevel = now.Plugins, now.Drivers, now.LogLevel

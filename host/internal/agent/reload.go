@@ -10,7 +10,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/doctor"
@@ -77,7 +77,7 @@ var errConfiguration = errcode.InvalidArgument.New("the configuration is not tak
 
 // reload reads the configuration again, and takes over its plugin and csi_driver blocks and log_level. What else has
 // changed is named in the answer. It goes on if ctx ends.
-func (a *agent) reload(ctx context.Context) (done apiserver.Reloaded, err error) {
+func (a *agent) reload(ctx context.Context) (done agentapi.Reloaded, err error) {
 	a.reloading.Lock()
 	defer a.reloading.Unlock()
 	a.told(a.manager.Reloading())
@@ -111,7 +111,7 @@ func (a *agent) reload(ctx context.Context) (done apiserver.Reloaded, err error)
 	was := a.blocks.Swap(next)
 	a.log.SetLevel(hclog.LevelFromString(next.LogLevel))
 	if was.LogLevel != next.LogLevel {
-		done.Changes = append(done.Changes, apiserver.Change{Block: "log_level", Outcome: "changed", Message: next.LogLevel})
+		done.Changes = append(done.Changes, agentapi.Change{Block: "log_level", Outcome: "changed", Message: next.LogLevel})
 	}
 	ctx = context.WithoutCancel(ctx)
 	a.openDoors(next)
@@ -160,8 +160,8 @@ func withRefused(next, was *config.Agent, tried map[string]error) *config.Agent 
 }
 
 // changed says what became of a block.
-func changed(kind, name string, was, is bool) apiserver.Change {
-	c := apiserver.Change{Block: fmt.Sprintf("%s %q", kind, name), Outcome: "changed"}
+func changed(kind, name string, was, is bool) agentapi.Change {
+	c := agentapi.Change{Block: fmt.Sprintf("%s %q", kind, name), Outcome: "changed"}
 	switch {
 	case !was:
 		c.Outcome = "added"

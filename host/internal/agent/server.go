@@ -147,7 +147,8 @@ func (s *server) openWatcher(ctx context.Context) error {
 func (s *server) openServer(ctx context.Context) error {
 	cfg := s.memberConfig()
 	s.serveLedger(&cfg)
-	cfg.Health, cfg.Nodes, cfg.Heard = s.health, s.nodes, s.heartbeats.Known
+	cfg.Health, cfg.Volumes.Nodes, cfg.Agent.Nodes.Direct = s.health, s.nodes, true
+	cfg.Volumes.Heard, cfg.Nodes.Heard = s.heartbeats.Known, s.heartbeats.Known
 	if err := s.serveAPI(ctx, cfg); err != nil {
 		return err
 	}

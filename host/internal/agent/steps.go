@@ -11,6 +11,15 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/apiserver/acls"
+	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
+	"github.com/pannier/pannier/host/internal/apiserver/asknode"
+	driversapi "github.com/pannier/pannier/host/internal/apiserver/drivers"
+	"github.com/pannier/pannier/host/internal/apiserver/nodes"
+	"github.com/pannier/pannier/host/internal/apiserver/operator"
+	"github.com/pannier/pannier/host/internal/apiserver/plugins"
+	"github.com/pannier/pannier/host/internal/apiserver/volumes"
+	"github.com/pannier/pannier/host/internal/apiserver/workloads"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/consul/credentials"
 	"github.com/pannier/pannier/host/internal/consul/ports"
@@ -205,19 +214,37 @@ func (a *agent) followDrains(ctx context.Context) error {
 	return nil
 }
 
-// apiConfig returns the API's configuration in every role.
+// apiConfig returns the API's configuration in every role: what is the same in each.
 func (a *agent) apiConfig() apiserver.Config {
+	name, log, others := a.cfg.Name, a.log.Named("api"), &asknode.Asker{Name: a.cfg.Name, Traces: a.traces}
 	cfg := apiserver.Config{
-		Socket: a.cfg.Socket, CredentialsSocket: a.cfg.CredentialsSocket(), Group: a.cfg.SocketGroup,
+		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, Sockets: a.sockets, AuditPath: a.cfg.AuditPath,
 		HTTPAddress: net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.HTTPPort)),
-		Logger:      a.log.Named("api"), Metrics: a.metrics,
-		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
-		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.workloads.Leftovers() }, Stop: a.stopAgent,
-		Reload: a.reload, Patient: a.patient, Diagnosis: a.diagnosis, Monitor: a.monitor,
-		Upgrade: a.upgrade, Upgraded: a.outcome.Load, Sockets: a.sockets, Traces: a.traces,
-		Plugins: a.plugins, Uses: a.uses, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices,
-		Workloads: a.workloads, Services: a.services, Tokens: a.tokens,
-		Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
+		Name:        name, Logger: log, Metrics: a.metrics, Traces: a.traces,
+		Volumes: volumes.Handler{
+			Name: name, Log: log, Controllers: a.controllers, Drivers: a.drivers, Workloads: a.workloads, Events: a.events,
+			Sealer: a.sealer,
+		},
+		Workloads: workloads.Handler{
+			Name: name, VolumesDir: a.layout().Dir, CredentialsSocket: a.cfg.CredentialsSocket(),
+			Workloads: a.workloads, Services: a.services, Tokens: a.tokens, Nodes: others,
+		},
+		Drivers: driversapi.Handler{Name: name, Drivers: a.drivers, Controllers: a.controllers},
+		Plugins: plugins.Handler{
+			Plugins: a.plugins, Uses: a.uses, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads, Nodes: others,
+		},
+		Nodes: nodes.Handler{
+			Name: name, Version: a.version, Datacenter: a.cfg.Datacenter, Log: log, Workloads: a.workloads,
+			Services: a.services, Stop: func() { a.stopAgent(false) },
+		},
+		Operator: operator.Handler{Log: log},
+		ACLs:     acls.Handler{Name: name, DataDir: a.cfg.DataDir, Log: log},
+		Agent: agentapi.Handler{
+			Name: name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, Socket: a.cfg.Socket,
+			StartedAt: a.started, Bus: a.events, Metrics: a.metrics, Nodes: others, Services: a.services,
+			Leftovers: func() []string { return a.workloads.Leftovers() }, End: a.stopAgent, ReadConfig: a.reload,
+			Patient: a.patient, Diagnosis: a.diagnosis, Follow: a.monitor, Replace: a.upgrade, Upgraded: a.outcome.Load,
+		},
 	}
 	a.metrics.MustRegister(a.hosting, a.plugins, a.workloads)
 	a.measureHost()
@@ -225,7 +252,8 @@ func (a *agent) apiConfig() apiserver.Config {
 }
 
 func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
-	a.server, a.notReady = apiserver.New(cfg), cfg.Health
+	a.notReady, cfg.Agent.Health = cfg.Health, cfg.Health
+	a.server = apiserver.New(cfg)
 	a.closers.add(a.server.Close)
 	if err := a.server.Open(ctx); err != nil {
 		return err
@@ -238,7 +266,7 @@ func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
 		}
 	}
 	if cfg.Ledger != nil {
-		back.Tokens = cfg.Ledger
+		back.Tokens = cfg.ACLs.Ledger
 	}
 	a.doors.Open(back)
 	return nil

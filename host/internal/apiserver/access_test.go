@@ -20,7 +20,7 @@ import (
 func overHTTPS(t *testing.T) (h *host, client func(certificate bool) (*http.Client, string)) {
 	t.Helper()
 	authority := pkitest.New(t)
-	h = openACLHost(t, func(c *Config) { c.Certs = authority.Certs(t, pki.Server, "n1") })
+	h = openACLHost(t, func(c *parts) { c.Certs = authority.Certs(t, pki.Server, "n1") })
 	return h, func(certificate bool) (*http.Client, string) {
 		cfg := authority.Certs(t, pki.CLI, "ops").Client(pki.Server, "n1", "h2", "http/1.1")
 		if !certificate {

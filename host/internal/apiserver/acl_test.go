@@ -29,13 +29,13 @@ import (
 )
 
 // openACLHost opens a single host with ACLs. h.client is root, who needs no token.
-func openACLHost(t *testing.T, change ...func(c *Config)) *host {
+func openACLHost(t *testing.T, change ...func(c *parts)) *host {
 	t.Helper()
-	on := func(c *Config) {
+	on := func(c *parts) {
 		c.ACL = acl.NewResolver(acl.Here{Ledger: c.Ledger}, 0, c.Logger)
 		c.SocketRoot = true
 	}
-	return openHost(t, append([]func(*Config){on}, change...)...)
+	return openHost(t, append([]func(*parts){on}, change...)...)
 }
 
 // as returns a client with a token that has one policy with these rules.
@@ -304,7 +304,7 @@ func TestStatusIsCut(t *testing.T) {
 }
 
 func TestAnonymous(t *testing.T) {
-	h := openACLHost(t, func(c *Config) { c.SocketRoot = true })
+	h := openACLHost(t, func(c *parts) { c.SocketRoot = true })
 	h.cfg.SocketRoot = false // from here on root has no rights
 	_, err := h.client.Drivers.ListDrivers(h.ctx, &hostv1.ListDriversRequest{})
 	wantError(t, err, connect.CodePermissionDenied, `a policy "anonymous" is missing`, "without a token",
@@ -335,7 +335,7 @@ func TestBootstrapOnce(t *testing.T) {
 		t.Errorf("%v, %v", self, err)
 	}
 	_, err = h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
-	path := filepath.Join(h.cfg.DataDir, resetFile)
+	path := filepath.Join(h.cfg.Agent.DataDir, "acl-bootstrap-reset")
 	wantError(t, err, connect.CodeFailedPrecondition, "bootstrapped before", path, `server "n1"`, "pannier acl bootstrap")
 	if err == nil {
 		return
@@ -497,7 +497,7 @@ func TestCallersOfPassedOnCalls(t *testing.T) {
 
 // openOverTLS opens a host with ACLs and a TLS port. call returns clients with a certificate and a token.
 func openOverTLS(t *testing.T) (h *host,
-	call func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient,
+	over func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient,
 		hostv1connect.ACLServiceClient),
 ) {
 	t.Helper()
@@ -506,7 +506,7 @@ func openOverTLS(t *testing.T) (h *host,
 		transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
 	check.NoError(t, err)
 	t.Cleanup(func() { check.NoError(t, port.Close()) })
-	h = openACLHost(t, func(c *Config) { c.Port = port })
+	h = openACLHost(t, func(c *parts) { c.Port = port })
 	return h, func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient,
 		hostv1connect.ACLServiceClient,
 	) {
@@ -529,14 +529,14 @@ func openOverTLS(t *testing.T) (h *host,
 
 // Over TLS a certificate of any role allows a connection, and the token says what the caller may do.
 func TestCallersOverTLS(t *testing.T) {
-	h, call := openOverTLS(t)
+	h, over := openOverTLS(t)
 	secret := mustCreate(t, h, "nodes", `node { policy = "read" }
 		plugin { policy = "write" }`)
 	for _, role := range []pki.Role{pki.CLI, pki.Node, pki.Server} {
-		anyone, _, _ := call(role, "")
+		anyone, _, _ := over(role, "")
 		_, err := anyone.ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
 		wantError(t, err, connect.CodePermissionDenied, "without a token")
-		devices, plugins, _ := call(role, secret)
+		devices, plugins, _ := over(role, secret)
 		_, err = devices.ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
 		check.NoError(t, err)
 		// Even a caller with all rights on plugins cannot have a file run or removed remotely.
@@ -545,15 +545,15 @@ func TestCallersOverTLS(t *testing.T) {
 		_, err = plugins.RemovePlugin(h.ctx, &hostv1.RemovePluginRequest{Name: "p", Files: true})
 		wantError(t, err, connect.CodePermissionDenied, `token "nodes" may not have the agent remove files`)
 	}
-	_, _, fromNode := call(pki.Node, "")
+	_, _, fromNode := over(pki.Node, "")
 	_, err := fromNode.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	wantError(t, err, connect.CodePermissionDenied, "may not make the first token", "with a certificate of the role cli")
 	// A server that forwards a node's call does not lend it the rights of its own certificate.
-	_, _, fromServer := call(pki.Server, "")
-	passed := withHeader(h.ctx, http.Header{forwardedHeader: {"pannier://dc1/node/n7"}})
+	_, _, fromServer := over(pki.Server, "")
+	passed := withHeader(h.ctx, http.Header{call.ForwardedHeader: {"pannier://dc1/node/n7"}})
 	_, err = fromServer.BootstrapACL(passed, &hostv1.BootstrapACLRequest{})
 	wantError(t, err, connect.CodePermissionDenied, "pannier://dc1/node/n7 may not make the first token")
-	_, _, fromCLI := call(pki.CLI, "")
+	_, _, fromCLI := over(pki.CLI, "")
 	_, err = fromCLI.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	check.NoError(t, err)
 }
@@ -561,10 +561,10 @@ func TestCallersOverTLS(t *testing.T) {
 // A call that makes a token may be forwarded repeatedly if an answer was lost. It makes one token, and each answer
 // has its secret.
 func TestOneCallMakesOneToken(t *testing.T) {
-	h, call := openOverTLS(t)
-	_, _, server := call(pki.Server, "")
-	passedOn := func(call string) (header http.Header) {
-		return http.Header{forwardedHeader: {"pannier://dc1/cli/ops"}, callHeader: {call}}
+	h, over := openOverTLS(t)
+	_, _, server := over(pki.Server, "")
+	passedOn := func(key string) (header http.Header) {
+		return http.Header{call.ForwardedHeader: {"pannier://dc1/cli/ops"}, callHeader: {key}}
 	}
 	var first [2]*hostv1.BootstrapACLResponse
 	for n := range first {
@@ -577,7 +577,7 @@ func TestOneCallMakesOneToken(t *testing.T) {
 	_, err := server.BootstrapACL(withHeader(h.ctx, passedOn("again")), &hostv1.BootstrapACLRequest{})
 	wantError(t, err, connect.CodeFailedPrecondition, "bootstrap")
 
-	_, _, server = call(pki.Server, first[0].GetSecret())
+	_, _, server = over(pki.Server, first[0].GetSecret())
 	create := func(client hostv1connect.ACLServiceClient, name string, header http.Header) *hostv1.CreateACLTokenResponse {
 		t.Helper()
 		resp, err := client.CreateACLToken(withHeader(h.ctx, header),
@@ -594,7 +594,7 @@ func TestOneCallMakesOneToken(t *testing.T) {
 		t.Errorf("another call made the same token %v", other.GetToken())
 	}
 	// An original caller cannot set the call's key.
-	_, _, direct := call(pki.CLI, first[0].GetSecret())
+	_, _, direct := over(pki.CLI, first[0].GetSecret())
 	if other := create(direct, "one", passedOn("one")); other.GetSecret() == one.GetSecret() {
 		t.Error("a caller chose the secret of a token")
 	}

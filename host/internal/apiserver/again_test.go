@@ -101,7 +101,7 @@ func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Respo
 		},
 	}})
 	check.NoError(t, err)
-	leader := openHost(t, func(c *Config) {
+	leader := openHost(t, func(c *parts) {
 		c.Port, c.Ledger, c.SocketRoot = port, server, true
 		c.ACL = acl.NewResolver(acl.Here{Ledger: server}, 0, c.Logger)
 		if here {
@@ -113,7 +113,7 @@ func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Respo
 	check.NoError(t, err)
 	asked := leader
 	if !here {
-		asked = openHost(t, func(c *Config) { c.Leader = way })
+		asked = openHost(t, func(c *parts) { c.Leader = way })
 	}
 	client := asked.with(t, manager.GetSecret())
 

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -15,11 +16,11 @@ func TestStopIsAnswered(t *testing.T) {
 	asked := make(chan bool, 1)
 	closed := make(chan error, 1)
 	var h *host
-	h = openHost(t, func(c *Config) {
-		c.Stop = func(plugins bool) Ending {
+	h = openHost(t, func(c *parts) {
+		c.Stop = func(plugins bool) agentapi.Ending {
 			asked <- plugins
 			go func() { closed <- h.Close() }()
-			return Ending{Plugins: plugins}
+			return agentapi.Ending{Plugins: plugins}
 		}
 	})
 	resp := check.Must(h.client.Agent.Stop(h.ctx, &hostv1.StopRequest{Plugins: true}))(t)
@@ -34,7 +35,7 @@ func TestStatusOfTheDisk(t *testing.T) {
 	h := openHost(t)
 	s := check.Must(h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{}))(t)
 	var disk unix.Statfs_t
-	check.NoError(t, unix.Statfs(h.cfg.DataDir, &disk))
+	check.NoError(t, unix.Statfs(h.cfg.Agent.DataDir, &disk))
 	if size := disk.Blocks * uint64(disk.Bsize); s.GetDataDirSize() != size || s.GetDataDirFree() == 0 ||
 		s.GetDataDirFree() > size || s.GetLedgerSize() <= 0 || s.GetStalledSince() != nil {
 		t.Errorf("of a disk of %d bytes: %v", size, s)

@@ -17,6 +17,10 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/apiserver/nodes"
+	"github.com/pannier/pannier/host/internal/apiserver/plugins"
+	"github.com/pannier/pannier/host/internal/apiserver/volumes"
 	"github.com/pannier/pannier/host/internal/doctor"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
@@ -44,7 +48,7 @@ func newAskers(t *testing.T) *askers {
 
 // knownAgents is the gossip of askers.
 type knownAgents struct {
-	Discovery
+	nodes.Discovery
 	*askers
 }
 
@@ -55,7 +59,7 @@ func (k knownAgents) Member(name string) (discovery.Member, bool) {
 
 // pluginsOf has one plugin, with the name of its host.
 type pluginsOf struct {
-	Plugins
+	plugins.Plugins
 	host string
 }
 
@@ -87,15 +91,15 @@ func (a *askers) join(t *testing.T, name string, role pki.Role) *host {
 	port, certs := a.listen(t, name, role)
 	dialer := transport.NewDialer(certs)
 	t.Cleanup(func() { check.NoError(t, dialer.Close()) })
-	h := openHost(t, func(c *Config) {
+	h := openHost(t, func(c *parts) {
 		c.Name, c.Port, c.Discovery, c.Plugins = name, port, knownAgents{askers: a}, pluginsOf{host: name}
-		c.Patient = func() doctor.Patient { return doctor.Patient{} }
+		c.Agent.Patient = func() doctor.Patient { return doctor.Patient{} }
 		c.Agents = dialer.Agents(func(name string) (string, pki.Role, bool) {
 			m, known := a.members[name]
 			return m.RPC, pki.Role(m.Role), known
 		})
 		if role == pki.Server {
-			c.Nodes = struct{ Nodes }{}
+			c.Nodes = struct{ volumes.Nodes }{}
 		} else {
 			c.Leader = route.New(route.Config{Name: name, Transport: dialer.Transport(), Servers: func() (all []route.Member) {
 				for _, m := range a.members {
@@ -108,7 +112,7 @@ func (a *askers) join(t *testing.T, name string, role pki.Role) *host {
 		}
 		ledger := c.Ledger
 		if a.first != nil {
-			ledger = a.first.cfg.Ledger
+			ledger = a.first.ledger
 		}
 		if role == pki.Server {
 			c.Ledger = ledger
@@ -119,7 +123,7 @@ func (a *askers) join(t *testing.T, name string, role pki.Role) *host {
 		a.first = h
 	}
 	if role == pki.Node {
-		h.cfg.Ledger = nil // once its driver is known
+		h.cfg.Ledger, h.cfg.Drivers.Ledger, h.cfg.Agent.Ledger = nil, nil, nil // once its driver is known
 	}
 	return h
 }
@@ -403,8 +407,8 @@ func TestCallsAreNotPassedOnTwice(t *testing.T) {
 	a.join(t, "second", pki.Server)
 	a.join(t, "node", pki.Node)
 	reader := mustCreate(t, first, "reader", readsAll)
-	ctx := withHeader(first.ctx, http.Header{api.TokenHeader: {reader}, forwardedHeader: {"root (uid 0) on x"}})
-	_, err := first.nodeClients("second").Status(ctx, &hostv1.StatusRequest{Node: "node"})
+	ctx := withHeader(first.ctx, http.Header{api.TokenHeader: {reader}, call.ForwardedHeader: {"root (uid 0) on x"}})
+	_, err := first.cfg.Agent.Nodes.Clients("second").Status(ctx, &hostv1.StatusRequest{Node: "node"})
 	wantError(t, err, connect.CodeFailedPrecondition, "passed on", `this one is "second"`)
 }
 

@@ -48,7 +48,7 @@ func find(t *testing.T, path, what string, is func(auditEntry) bool) (found audi
 
 func TestAudit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "logs", "audit.log")
-	h := openACLHost(t, func(c *Config) { c.AuditPath = path })
+	h := openACLHost(t, func(c *parts) { c.AuditPath = path })
 	made := h.create(t, spec("v", inNamespace("shop")))
 	client, token := h.token(t, "ci", `namespace "shop" { policy = "read" }`, nil)
 	_, err := client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Namespace: "shop", Id: "v"})
@@ -117,7 +117,7 @@ func TestAudit(t *testing.T) {
 func TestAuditIsRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	check.NoError(t, os.WriteFile(path, []byte("{}\n"), 0o644)) // of an earlier agent
-	h := openHost(t, func(c *Config) { c.AuditPath = path })
+	h := openHost(t, func(c *parts) { c.AuditPath = path })
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("an audit log that everyone could read: %v, %v", info, err)
 	}
@@ -144,7 +144,7 @@ func TestAuditIsRotated(t *testing.T) {
 func TestAuditCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	path := filepath.Join(dir, "audit.log")
-	h := openHost(t, func(c *Config) { c.AuditPath = path })
+	h := openHost(t, func(c *parts) { c.AuditPath = path })
 	failures := func() float64 {
 		all := check.Must(h.cfg.Metrics.Gather())(t)
 		for _, family := range all {
@@ -209,7 +209,7 @@ func TestForgedAuditLines(t *testing.T) {
 // callers with a token are there, and so are changes.
 func TestAuditOfStrangersIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
-	h := openACLHost(t, func(c *Config) { c.AuditPath = path })
+	h := openACLHost(t, func(c *parts) { c.AuditPath = path })
 	known, token := h.token(t, "ci", `plugin { policy = "list" }`, nil)
 	h.cfg.SocketRoot = false // from here on h.client is a stranger
 	const calls, own = 1500, 150

@@ -38,7 +38,7 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 	c := &call.Caller{Peer: peerOf(ctx), Plugin: pluginOf(ctx), ID: rand.Text()[:callIDLength], Trace: tracing.TraceID(ctx)}
 	if cert, ok := transport.PeerFrom(ctx); ok {
 		if c.Cert = &cert; cert.Role != pki.CLI {
-			c.Asker, c.Key = call.Shortened(header.Get(forwardedHeader)), header.Get(callHeader)
+			c.Asker, c.Key = call.Shortened(header.Get(call.ForwardedHeader)), header.Get(callHeader)
 		}
 	} else if c.Plugin == "" {
 		c.Root = s.access.owns(c.Peer)

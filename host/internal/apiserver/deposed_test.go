@@ -85,11 +85,11 @@ func TestDeposedLeader(t *testing.T) {
 	check.NoError(t, err)
 
 	newPort, newLeader := listen("new")
-	openHost(t, func(c *Config) { c.Port, c.Ledger = newPort, leader })
+	openHost(t, func(c *parts) { c.Port, c.Ledger = newPort, leader })
 	was := &deposed{leader: "new"}
 	oldPort, oldLeader := listen("old")
-	old := openHost(t, func(c *Config) { c.Port, c.Ledger, c.Leader = oldPort, follower, routeTo(was, newLeader) })
-	asked := openHost(t, func(c *Config) { c.Leader = routeTo(&deposed{leader: "old"}, oldLeader, newLeader) })
+	old := openHost(t, func(c *parts) { c.Port, c.Ledger, c.Leader = oldPort, follower, routeTo(was, newLeader) })
+	asked := openHost(t, func(c *parts) { c.Leader = routeTo(&deposed{leader: "old"}, oldLeader, newLeader) })
 
 	for _, row := range []struct {
 		what string

@@ -15,6 +15,8 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/apiserver/nodes"
+	"github.com/pannier/pannier/host/internal/apiserver/volumes"
 	"github.com/pannier/pannier/host/internal/consul/services"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -46,16 +48,16 @@ var codesOfErrors = []struct {
 		drivers.ErrNotFound, workload.ErrNotFound, watcher.ErrNoClaims, supervisor.ErrUnknown,
 		ledger.ErrPolicyNotFound, ledger.ErrRoleNotFound, ledger.ErrTokenNotFound,
 	}},
-	{connect.CodeNotFound, []error{discovery.ErrNoMember, cluster.ErrNoPeer, errUnknownKey}},
+	{connect.CodeNotFound, []error{discovery.ErrNoMember, cluster.ErrNoPeer, nodes.ErrUnknownKey}},
 	{connect.CodeInvalidArgument, []error{
 		acl.ErrInvalid, claim.ErrInvalid, command.ErrTooLarge, cluster.ErrBadBackup, drivers.ErrInvalid, workload.ErrInvalid,
 	}},
 	{connect.CodeUnauthenticated, []error{ledger.ErrUnknownToken, ledger.ErrExpired}},
 	{connect.CodeFailedPrecondition, []error{
 		claim.ErrNodeInUse, claim.ErrNodeSecret, cluster.ErrPeerAlive,
-		errNodeUp, errAlone, errUsed, errAlive, errLastServer, discovery.ErrNotEncrypted,
+		nodes.ErrNodeUp, call.ErrAlone, nodes.ErrUsed, nodes.ErrAlive, nodes.ErrLastServer, discovery.ErrNotEncrypted,
 	}},
-	{connect.CodeAlreadyExists, []error{errDefined}},
+	{connect.CodeAlreadyExists, []error{volumes.ErrDefined}},
 	{connect.CodeFailedPrecondition, []error{
 		ledger.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported,
 		claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,

@@ -18,8 +18,8 @@ import (
 
 // An examination finds what its caller may see, and no caller gets the findings of one with more rights.
 func TestExamineWithTheRightsOfTheCaller(t *testing.T) {
-	h := openACLHost(t, func(c *Config) {
-		c.Patient = func() doctor.Patient { return doctor.Patient{Config: &config.Agent{DataDir: c.DataDir}} }
+	h := openACLHost(t, func(c *parts) {
+		c.Agent.Patient = func() doctor.Patient { return doctor.Patient{Config: &config.Agent{DataDir: c.Agent.DataDir}} }
 	})
 	of := func(c *api.Client, name string) []string {
 		t.Helper()
@@ -67,8 +67,8 @@ func TestExamineWithTheRightsOfTheCaller(t *testing.T) {
 func TestExaminationsAreShared(t *testing.T) {
 	begun, release := make(chan struct{}), make(chan struct{})
 	var running, made atomic.Int64
-	h := openACLHost(t, func(c *Config) {
-		c.Patient = func() doctor.Patient {
+	h := openACLHost(t, func(c *parts) {
+		c.Agent.Patient = func() doctor.Patient {
 			if running.Add(1) > 1 {
 				t.Error("two examinations at a time")
 			}
@@ -76,7 +76,7 @@ func TestExaminationsAreShared(t *testing.T) {
 			made.Add(1)
 			begun <- struct{}{}
 			<-release
-			return doctor.Patient{Config: &config.Agent{DataDir: c.DataDir}}
+			return doctor.Patient{Config: &config.Agent{DataDir: c.Agent.DataDir}}
 		}
 	})
 	reader := h.as(t, "reader", `agent { policy = "read" }`)

@@ -40,9 +40,6 @@ var leaderServices = map[string]bool{
 }
 
 const (
-	// forwardedHeader marks a forwarded request, and names the original caller. Such a request is never forwarded
-	// again.
-	forwardedHeader = "X-Pannier-Forwarded-For"
 	// callHeader has the key of a call, which all attempts to forward one request share.
 	callHeader = "X-Pannier-Call"
 	// electionTimeout bounds how long a request is retried while no leader is found.
@@ -68,7 +65,7 @@ func (s *Server) forward(next http.Handler) http.Handler {
 		switch {
 		case method == nil || !leaderServices[string(method.Parent().FullName())]:
 			next.ServeHTTP(w, r)
-		case r.Header.Get(forwardedHeader) != "":
+		case r.Header.Get(call.ForwardedHeader) != "":
 			if !s.cfg.Leader.Leads() || !answer(w, r, "", method, next) {
 				w.WriteHeader(http.StatusMisdirectedRequest)
 			}
@@ -83,7 +80,7 @@ func (s *Server) forward(next http.Handler) http.Handler {
 // answeredElsewhere reports whether another server will answer the request.
 func (s *Server) answeredElsewhere(method protoreflect.MethodDescriptor, r *http.Request) bool {
 	return s.cfg.Leader != nil && leaderServices[string(method.Parent().FullName())] &&
-		r.Header.Get(forwardedHeader) == "" && !s.cfg.Leader.Leads()
+		r.Header.Get(call.ForwardedHeader) == "" && !s.cfg.Leader.Leads()
 }
 
 // streams reports whether a call is a stream, so that its answer cannot be held back and discarded.
@@ -132,7 +129,7 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 				return err
 			}
 			rewind()
-			headers := http.Header{forwardedHeader: {caller}, callHeader: {key}}
+			headers := http.Header{call.ForwardedHeader: {caller}, callHeader: {key}}
 			end := s.cfg.Traces.Forward(r, headers, "forward to the leader", tracing.Node.String(s.cfg.Name))
 			err = s.proxy(w, r, m, headers, streams(method))
 			end(err)

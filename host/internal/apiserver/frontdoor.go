@@ -27,7 +27,7 @@ func (s *Server) ServePlugin(w http.ResponseWriter, r *http.Request, plugin, sec
 	//nolint:contextcheck // Close's, besides the request's
 	defer context.AfterFunc(s.running, func() { cancel(call.ErrStopping) })()
 	r = r.Clone(ctx)
-	for _, agents := range []string{forwardedHeader, callHeader} {
+	for _, agents := range []string{call.ForwardedHeader, callHeader} {
 		r.Header.Del(agents)
 	}
 	if _, ofUser := r.Header[api.TokenHeader]; secret != "" && !ofUser {

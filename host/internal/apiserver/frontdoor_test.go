@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -56,7 +57,7 @@ func TestAFrontDoorAsksForMore(t *testing.T) {
 				return err
 			},
 			"make the first token": func() error {
-				ctx := withHeader(h.ctx, http.Header{forwardedHeader: {"root (uid 0) on n1"}})
+				ctx := withHeader(h.ctx, http.Header{call.ForwardedHeader: {"root (uid 0) on n1"}})
 				_, err := client.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
 				return err
 			},

@@ -46,7 +46,7 @@ func (s *Server) handOver(next http.Handler) http.Handler {
 		}
 		defer context.AfterFunc(ends, func() { cancel(why) })() //nolint:contextcheck // ends is no request's
 		u := &undecided{ResponseWriter: w, leave: func() bool {
-			return errors.Is(context.Cause(ctx), why) && (conn != nil || r.Header.Get(forwardedHeader) != "")
+			return errors.Is(context.Cause(ctx), why) && (conn != nil || r.Header.Get(call.ForwardedHeader) != "")
 		}}
 		if next.ServeHTTP(u, r.WithContext(ctx)); u.left {
 			clear(w.Header())

@@ -1,6 +1,17 @@
 package apiserver
 
 import (
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/host/internal/apiserver/acls"
+	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
+	"github.com/pannier/pannier/host/internal/apiserver/asknode"
+	driversapi "github.com/pannier/pannier/host/internal/apiserver/drivers"
+	"github.com/pannier/pannier/host/internal/apiserver/nodes"
+	"github.com/pannier/pannier/host/internal/apiserver/operator"
+	"github.com/pannier/pannier/host/internal/apiserver/plugins"
+	"github.com/pannier/pannier/host/internal/apiserver/volumes"
+	"github.com/pannier/pannier/host/internal/apiserver/workloads"
+
 	"cmp"
 	"context"
 	"fmt"
@@ -348,7 +359,7 @@ func allCaps() storage.ControllerCapabilities {
 }
 
 // onePlugin is a plugin that only has a status.
-type onePlugin struct{ Plugins }
+type onePlugin struct{ plugins.Plugins }
 
 func (onePlugin) Status() []supervisor.Status {
 	return []supervisor.Status{{Name: "csi-bridge", State: supervisor.Running, Restarts: 2, PID: 7}}
@@ -359,7 +370,55 @@ type noTokens struct{ servicesteps.Tokens }
 
 func (noTokens) OnNode(context.Context, string) ([]claim.Token, error) { return nil, nil }
 
-func openHost(t *testing.T, change ...func(c *Config)) *host {
+// wholeLedger is what all handlers use of a ledger.
+type wholeLedger interface {
+	acls.Ledger
+	nodes.Ledger
+	volumes.Ledger
+	agentapi.Ledger
+}
+
+// parts are what tests change of a host: what several handlers need is there once.
+type parts struct {
+	Config
+	Ledger    wholeLedger
+	Raft      *cluster.Node
+	Plugins   plugins.Plugins
+	Workloads *workload.Manager
+	Discovery nodes.Discovery
+	Agents    http.RoundTripper
+	Nodes     volumes.Nodes
+	Heard     func(node string) (at, keepsTo time.Time)
+	Stop      func(plugins bool) agentapi.Ending
+}
+
+// config gives each handler its parts.
+func (p parts) config() Config {
+	c := p.Config
+	others := &asknode.Asker{Name: c.Name, Direct: p.Nodes != nil, Leader: c.Leader, Agents: p.Agents, Traces: c.Traces}
+	if p.Discovery != nil {
+		others.Discovery = p.Discovery
+	}
+	c.Volumes.Name, c.Drivers.Name, c.Nodes.Name, c.Workloads.Name, c.Agent.Name, c.ACLs.Name = c.Name, c.Name, c.Name,
+		c.Name, c.Name, c.Name
+	l := p.Ledger
+	c.Ledger, c.Volumes.Ledger, c.Drivers.Ledger, c.Nodes.Ledger, c.Workloads.Ledger, c.Operator.Ledger = l, l, l, l, l, l
+	c.ACLs.Ledger, c.Agent.Ledger = l, l
+	c.Operator.Raft, c.Nodes.Raft, c.Agent.Raft = p.Raft, p.Raft, p.Raft
+	c.Plugins.Plugins, c.Plugins.Workloads, c.Plugins.Nodes = p.Plugins, p.Workloads, others
+	if c.Workloads.Nodes = others; c.Workloads.Workloads == nil {
+		c.Workloads.Workloads = p.Workloads
+	}
+	c.Volumes.Nodes, c.Volumes.Heard = p.Nodes, p.Heard
+	c.Nodes.Discovery, c.Nodes.Leader, c.Nodes.Heard, c.Nodes.Workloads = p.Discovery, c.Leader, p.Heard, p.Workloads
+	c.Nodes.Stop = func() { p.Stop(false) }
+	c.Agent.Nodes, c.Agent.Health, c.Agent.Metrics, c.Agent.Socket = others, c.Health, c.Metrics, c.Socket
+	c.Agent.End = p.Stop
+	c.ACLs.DataDir, c.ACLs.Log = c.Agent.DataDir, c.Logger
+	return c
+}
+
+func openHost(t *testing.T, change ...func(c *parts)) *host {
 	t.Helper()
 	check.Parallel(t)
 	dir := t.TempDir()
@@ -423,28 +482,34 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	// Cleanups run in reverse: the manager's workloads stop while the releases run.
 	t.Cleanup(func() { stopAll(t, manager); stopLoops(); running.Wait() })
 
-	cfg := Config{
-		Socket: filepath.Join(dir, "run",
-			"p.sock"), HTTPAddress: "127.0.0.1:0", Logger: log, Metrics: prometheus.NewRegistry(),
-		Name: "n1", Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(),
-		Health: func() []string { return nil }, Leftovers: func() []string { return []string{"/left"} },
-		Upgraded: func() *handover.Outcome { return nil },
-		Plugins:  onePlugin{},
-		Uses: func() (all []catalog.Use) {
-			for _, d := range registry.List() {
-				all = append(all, catalog.Use{Of: fmt.Sprintf("csi_driver %q", d.ID), ID: d.ID, Kind: storage.Kind})
-			}
-			return all
+	cfg := parts{
+		Config: Config{
+			Socket: filepath.Join(dir, "run", "p.sock"), HTTPAddress: "127.0.0.1:0", Logger: log,
+			Metrics: prometheus.NewRegistry(), Name: "n1", Health: func() []string { return nil },
+			Drivers: driversapi.Handler{Drivers: registry, Controllers: ctl},
+			Agent: agentapi.Handler{
+				Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(), Bus: h.bus, Services: h.consul,
+				Leftovers: func() []string { return []string{"/left"} }, Upgraded: func() *handover.Outcome { return nil },
+			},
 		},
-		Ledger: h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Events: h.bus,
-		Sealer:   sealer,
-		Services: h.consul, Tokens: h.consul,
-		Raft: h.ledger.Node, Watcher: releases,
+		Ledger: h.ledger, Raft: h.ledger.Node, Plugins: onePlugin{}, Workloads: manager,
 	}
+	cfg.Volumes = volumes.Handler{
+		Log: log, Controllers: ctl, Drivers: registry, Workloads: manager, Watcher: releases, Events: h.bus, Sealer: sealer,
+	}
+	cfg.Config.Plugins = plugins.Handler{Drivers: registry, Devices: pseudo, Uses: func() (all []catalog.Use) {
+		for _, d := range registry.List() {
+			all = append(all, catalog.Use{Of: fmt.Sprintf("csi_driver %q", d.ID), ID: d.ID, Kind: storage.Kind})
+		}
+		return all
+	}}
+	cfg.Config.Nodes = nodes.Handler{Version: "0.0-test", Datacenter: "dc1", Log: log, Services: h.consul}
+	cfg.Config.Workloads = workloads.Handler{Services: h.consul, Tokens: h.consul}
+	cfg.Operator = operator.Handler{Log: log, Watcher: releases}
 	for _, c := range change {
 		c(&cfg)
 	}
-	h.Server = New(cfg)
+	h.Server = New(cfg.config())
 	check.NoError(t, h.Open(h.ctx))
 	t.Cleanup(func() { check.NoError(t, h.Close()) })
 	h.client, err = api.New("unix://" + cfg.Socket)

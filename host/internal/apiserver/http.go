@@ -18,6 +18,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/pannier/pannier/host/internal/apiserver/acls"
+	"github.com/pannier/pannier/host/internal/apiserver/asknode"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/handover"
@@ -135,7 +137,7 @@ func (s *Server) apiHandler() http.Handler {
 	public := http.NewServeMux()
 	s.handlePublic(public)
 	services := sync.OnceValue(s.services) // with the first call: it takes a tenth of the agent's start
-	return s.handOver(s.answering(s.gate(s.forward(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return s.handOver(asknode.Answering(s.cfg.Name, s.gate(s.forward(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/pannier.") {
 			services().ServeHTTP(w, r)
 			return
@@ -154,20 +156,20 @@ func (s *Server) services() http.Handler {
 		connect.WithCompressMinBytes(compressMin),
 		connect.WithRecover(s.recovered),
 	)
-	mux.Handle(hostv1connect.NewVolumeServiceHandler(volumeService{s}, options))
-	mux.Handle(hostv1connect.NewWorkloadServiceHandler(workloadService{s}, options))
-	mux.Handle(hostv1connect.NewDriverServiceHandler(driverService{s}, options))
-	mux.Handle(hostv1connect.NewDeviceServiceHandler(deviceService{s}, options))
-	mux.Handle(hostv1connect.NewPluginServiceHandler(pluginService{s}, options))
-	mux.Handle(hostv1connect.NewTokenServiceHandler(tokenService{s}, options))
-	mux.Handle(hostv1connect.NewAgentServiceHandler(agentService{s}, options))
-	mux.Handle(hostv1connect.NewACLServiceHandler(aclService{s}, options, onlyIf(s.cfg.ACL != nil, errACLsOff)))
-	mux.Handle(hostv1connect.NewNodeServiceHandler(nodeService{s}, options))
-	mux.Handle(hostv1connect.NewMemberServiceHandler(memberService{s}, options,
-		onlyIf(s.cfg.Discovery != nil, errAlone, hostv1connect.MemberServiceListMembersProcedure)))
-	mux.Handle(hostv1connect.NewOperatorServiceHandler(operatorService{s}, options))
-	mux.Handle(hostv1connect.NewSecretsServiceHandler(secretsService{s}, options))
-	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
+	mux.Handle(hostv1connect.NewVolumeServiceHandler(&s.cfg.Volumes, options))
+	mux.Handle(hostv1connect.NewWorkloadServiceHandler(&s.cfg.Workloads, options))
+	mux.Handle(hostv1connect.NewDriverServiceHandler(&s.cfg.Drivers, options))
+	mux.Handle(hostv1connect.NewDeviceServiceHandler(&s.cfg.Plugins, options))
+	mux.Handle(hostv1connect.NewPluginServiceHandler(&s.cfg.Plugins, options))
+	mux.Handle(hostv1connect.NewTokenServiceHandler(&s.cfg.Workloads, options))
+	mux.Handle(hostv1connect.NewAgentServiceHandler(&s.cfg.Agent, options))
+	mux.Handle(hostv1connect.NewACLServiceHandler(&s.cfg.ACLs, options, onlyIf(s.cfg.ACL != nil, acls.ErrOff)))
+	mux.Handle(hostv1connect.NewNodeServiceHandler(&s.cfg.Nodes, options))
+	mux.Handle(hostv1connect.NewMemberServiceHandler(&s.cfg.Nodes, options,
+		onlyIf(s.cfg.Nodes.Discovery != nil, call.ErrAlone, hostv1connect.MemberServiceListMembersProcedure)))
+	mux.Handle(hostv1connect.NewOperatorServiceHandler(&s.cfg.Operator, options))
+	mux.Handle(hostv1connect.NewSecretsServiceHandler(&s.cfg.Operator, options))
+	mux.Handle(hostv1connect.NewSystemServiceHandler(&s.cfg.Operator, options))
 	return mux
 }
 

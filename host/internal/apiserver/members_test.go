@@ -67,7 +67,7 @@ func TestMembersAndKeys(t *testing.T) {
 	}
 
 	g := &gossip{keys: map[string]int{}}
-	h := openHost(t, func(c *Config) { c.Discovery = g })
+	h := openHost(t, func(c *parts) { c.Discovery = g })
 	_, err = h.client.Members.ForceLeave(h.ctx, &hostv1.ForceLeaveRequest{Name: "n1"})
 	wantError(t, err, connect.CodeFailedPrecondition, "alive")
 	_, err = h.client.Members.ForceLeave(h.ctx, &hostv1.ForceLeaveRequest{Name: "n2"})

@@ -1,14 +1,13 @@
 package apiserver
 
 import (
-	"fmt"
 	"io"
-	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -17,9 +16,9 @@ import (
 func TestMonitor(t *testing.T) {
 	log := hclog.NewInterceptLogger(&hclog.LoggerOptions{Output: io.Discard, Level: hclog.Error})
 	following := make(chan int, 2)
-	h := openHost(t, func(c *Config) {
-		c.Diagnosis = func() (Diagnosis, error) { return Diagnosis{SecretFiles: []string{"/key"}}, nil }
-		c.Monitor = func(level hclog.Level, lines io.Writer) func() {
+	h := openHost(t, func(c *parts) {
+		c.Agent.Diagnosis = func() (agentapi.Diagnosis, error) { return agentapi.Diagnosis{SecretFiles: []string{"/key"}}, nil }
+		c.Agent.Follow = func(level hclog.Level, lines io.Writer) func() {
 			sink := hclog.NewSinkAdapter(&hclog.LoggerOptions{Level: level, Output: lines, DisableTime: true})
 			log.RegisterSink(sink)
 			following <- 1
@@ -44,24 +43,4 @@ func TestMonitor(t *testing.T) {
 	check.NoError(t, err)
 	stream.Receive()
 	wantError(t, stream.Err(), connect.CodeInvalidArgument, "loud", "debug")
-}
-
-// A caller that does not read loses lines and is told how many. The logger never waits.
-func TestMonitorLosesLines(t *testing.T) {
-	m := &monitored{lines: make(chan *hostv1.MonitorResponse, 2)}
-	for i := range 5 {
-		fmt.Fprintf(m, "line %d\n", i)
-	}
-	var got []string
-	read := func() {
-		one := <-m.lines
-		got = append(got, fmt.Sprint(one.GetLine(), " lost ", one.GetLost()))
-	}
-	read()
-	fmt.Fprint(m, "line 5\n")
-	read()
-	read()
-	if all := strings.Join(got, ", "); all != "line 0 lost 0, line 1 lost 0, line 5 lost 3" {
-		t.Error(all)
-	}
 }

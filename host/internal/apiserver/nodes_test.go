@@ -178,7 +178,7 @@ func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 }
 
 func TestANodeThatIsHeardFromIsNotPurged(t *testing.T) {
-	h := openHost(t, func(c *Config) {
+	h := openHost(t, func(c *parts) {
 		c.Heard = func(node string) (lastHeard, keepsTo time.Time) {
 			if node == "n2" {
 				lastHeard, keepsTo = time.Now(), time.Now().Add(time.Minute)

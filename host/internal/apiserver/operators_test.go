@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -77,13 +78,13 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	leader := openHost(t)
 	leader.putNode(t, "known-to-the-leader")
 	e := &elsewhere{socket: leader.cfg.Socket}
-	h := openHost(t, func(c *Config) { c.Leader = e.route() })
+	h := openHost(t, func(c *parts) { c.Leader = e.route() })
 	get := func(read *hostv1.ReadOptions) error {
 		_, err := h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "known-to-the-leader", Read: read})
 		return err
 	}
 	check.NoError(t, get(nil))
-	if by := e.asked[0].Header.Get(forwardedHeader); !strings.Contains(by, "on n1") || !strings.Contains(by, "uid") {
+	if by := e.asked[0].Header.Get(call.ForwardedHeader); !strings.Contains(by, "on n1") || !strings.Contains(by, "uid") {
 		t.Errorf("it was passed on for %q", by)
 	}
 	// Errors of the leader are returned unchanged.
@@ -133,8 +134,8 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 // A forwarded request is never forwarded again: the agent that forwarded it looks for the leader again.
 func TestNoRequestGoesRound(t *testing.T) {
 	first, second := &elsewhere{}, &elsewhere{}
-	a := openHost(t, func(c *Config) { c.Leader = first.route() })
-	b := openHost(t, func(c *Config) { c.Leader = second.route() })
+	a := openHost(t, func(c *parts) { c.Leader = first.route() })
+	b := openHost(t, func(c *parts) { c.Leader = second.route() })
 	first.socket, second.socket = b.cfg.Socket, a.cfg.Socket
 	done := make(chan error, 1)
 	go func() {
@@ -155,7 +156,7 @@ func TestNoRequestGoesRound(t *testing.T) {
 
 func TestARequestThatIsTooLargeIsNotPassedOn(t *testing.T) {
 	e := &elsewhere{}
-	h := openHost(t, func(c *Config) { c.Leader = e.route() })
+	h := openHost(t, func(c *parts) { c.Leader = e.route() })
 	s := spec("v")
 	s.Parameters = map[string]string{"big": strings.Repeat("x", maxRequest+1)}
 	_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: s})

@@ -15,10 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/host/internal/apiserver/call"
-	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/apiserver/plugins"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
-	"github.com/pannier/pannier/host/internal/workload"
-	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/frontend"
 	"github.com/pannier/pannier/test/lib/check"
@@ -50,7 +48,7 @@ func openPluginHost(t *testing.T) *pluginHost {
 	check.NoError(t, plugins.Open(ctx))
 	t.Cleanup(func() { check.NoError(t, plugins.Close()) })
 	check.NoError(t, plugins.WaitReady(ctx, "fixture"))
-	p.host = openHost(t, func(c *Config) { c.Plugins = plugins })
+	p.host = openHost(t, func(c *parts) { c.Plugins = plugins })
 	return p
 }
 
@@ -193,7 +191,7 @@ func TestPluginsLife(t *testing.T) {
 }
 
 // front has a front door that runs, and answers to nothing else.
-type front struct{ Plugins }
+type front struct{ plugins.Plugins }
 
 func (front) Status() []supervisor.Status {
 	return []supervisor.Status{{Name: "page", Kind: frontend.Kind}}
@@ -201,7 +199,7 @@ func (front) Status() []supervisor.Status {
 
 // A front door has no calls of which a canary could get a part.
 func TestAFrontDoorHasNoCanary(t *testing.T) {
-	h := openHost(t, func(c *Config) { c.Plugins = front{} })
+	h := openHost(t, func(c *parts) { c.Plugins = front{} })
 	_, err := h.client.Plugins.SwapPlugin(h.ctx, &hostv1.SwapPluginRequest{Name: "page", CanaryPercent: 10})
 	wantError(t, err, connect.CodeFailedPrecondition, "a front door can have no canary")
 }
@@ -229,17 +227,6 @@ func TestRemovePlugin(t *testing.T) {
 	p.stop(t, "db")
 	check.NoError(t, remove("fixture"))
 	p.await("the end", func(p *hostv1.Plugin) bool { return p.Pid == 0 && strings.Contains(p.LastError, "has no file of it") })
-}
-
-func TestWhoNeedsAPlugin(t *testing.T) {
-	w := workload.Workload{Devices: []devices.Given{{Ref: devices.Ref{Plugin: "gpus", ID: "a"}}}}
-	if !needsPlugin(w, "gpus", nil) || needsPlugin(w, "other", nil) {
-		t.Error("a workload with a device")
-	}
-	w = workload.Workload{Services: []servicesteps.Status{{Consul: "east"}}}
-	if !needsPlugin(w, "sids", map[string]bool{"east": true}) || needsPlugin(w, "sids", map[string]bool{"west": true}) {
-		t.Error("a workload with a service")
-	}
 }
 
 // If a binary cannot take over, the error has the reason and says which binary serves.
@@ -287,7 +274,7 @@ func TestVerifyPlugin(t *testing.T) {
 		p.access.self: connect.CodeNotFound, 0: connect.CodeNotFound,
 	} {
 		ctx := call.WithCaller(p.ctx, &call.Caller{Root: p.access.owns(call.Peer{UID: uid})})
-		_, err := pluginService{p.Server}.VerifyPlugin(ctx, &hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"})
+		_, err := p.cfg.Plugins.VerifyPlugin(ctx, &hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"})
 		wantError(t, err, want)
 	}
 	if now := p.await("the plugin", func(*hostv1.Plugin) bool { return true }); now.Pid != first.Pid ||
@@ -312,7 +299,7 @@ func (p *pluginHost) lines(t *testing.T, req *hostv1.PluginLogRequest) (all []st
 
 func TestPluginLog(t *testing.T) {
 	p := openPluginHost(t)
-	path := check.Must(p.cfg.Plugins.Log("fixture"))(t)
+	path := check.Must(p.cfg.Plugins.Plugins.Log("fixture"))(t)
 	appendTo := func(text string) {
 		t.Helper()
 		f := check.Must(os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0))(t)

@@ -114,7 +114,7 @@ func slowReader(t *testing.T, from, to, path string, count int) (ended func() in
 
 // Callers that do not read their answers keep nobody else from the metrics, and are cut off.
 func TestSlowReadersOfTheMetrics(t *testing.T) {
-	h := openHost(t, func(c *Config) {
+	h := openHost(t, func(c *parts) {
 		series := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "series", Help: "As an agent of some days has."},
 			[]string{"n"})
 		for n := range 1000 {

@@ -135,7 +135,7 @@ func TestCurl(t *testing.T) {
 }
 
 func TestUnhealthy(t *testing.T) {
-	h := openHost(t, func(c *Config) { c.Health = func() []string { return []string{"no storage plugin", "no leader"} } })
+	h := openHost(t, func(c *parts) { c.Health = func() []string { return []string{"no storage plugin", "no leader"} } })
 	resp := check.Must(http.Get("http://" + h.HTTPAddress() + "/v1/health"))(t)
 	defer resp.Body.Close()
 	body := check.Must(io.ReadAll(resp.Body))(t)
@@ -207,7 +207,7 @@ func TestWhoMayCall(t *testing.T) {
 	}
 
 	const group, gid = "daemon", 1
-	shared := openHost(t, func(c *Config) { c.Group = group })
+	shared := openHost(t, func(c *parts) { c.Group = group })
 	info, err := os.Stat(shared.cfg.Socket)
 	if check.NoError(t, err); info.Sys().(*syscall.Stat_t).Gid != gid {
 		t.Errorf("the socket is of group %d", info.Sys().(*syscall.Stat_t).Gid)

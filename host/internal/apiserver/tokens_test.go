@@ -109,7 +109,7 @@ func TestSweepTokens(t *testing.T) {
 func TestPublicKeys(t *testing.T) {
 	const set = `{"keys":[{"kty":"EC","kid":"k1"}]}`
 	var fails error
-	h := openHost(t, func(c *Config) {
+	h := openHost(t, func(c *parts) {
 		c.JWKS = func(context.Context) ([]byte, error) { return []byte(set), fails }
 	})
 	get := func() (code int, kind, body string) {
@@ -134,7 +134,7 @@ func TestPublicKeys(t *testing.T) {
 
 // An agent that is no server has no key to show, and says who has.
 func TestPublicKeysOfANode(t *testing.T) {
-	h := openHost(t, func(c *Config) { c.JWKS = nil })
+	h := openHost(t, func(c *parts) { c.JWKS = nil })
 	resp := check.Must(http.Get("http://" + h.HTTPAddress() + "/.well-known/jwks.json"))(t)
 	defer http.DefaultClient.CloseIdleConnections()
 	defer resp.Body.Close()

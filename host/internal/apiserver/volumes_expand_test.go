@@ -50,7 +50,7 @@ func (f *nodesFake) set(err error) {
 func TestVolumeMountedElsewhere(t *testing.T) {
 	needsRoot(t)
 	others := &nodesFake{}
-	h := openHost(t, func(c *Config) { c.Nodes = others })
+	h := openHost(t, func(c *parts) { c.Nodes = others })
 	h.create(t, spec("mysql"))
 	_, err := h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "db"}, Node: "n2"},
 		[]claim.Claim{{

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -177,8 +179,8 @@ func topologyRequest(rack string) *hostv1.TopologyRequest {
 // A create is finished by repeating it if the ledger could not be written.
 func TestCreateIsFinishedByRepeatingIt(t *testing.T) {
 	var broken *brokenLedger
-	h := openHost(t, func(c *Config) {
-		broken = &brokenLedger{Ledger: c.Ledger}
+	h := openHost(t, func(c *parts) {
+		broken = &brokenLedger{wholeLedger: c.Ledger}
 		c.Ledger = broken
 	})
 	broken.failNext = true
@@ -331,7 +333,7 @@ func TestExpandRefuses(t *testing.T) {
 	h.fake.setFailure("expand node", driverSays(codes.Internal, "resize2fs failed"))
 	_, err := h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20})
 	wantError(t, err, connect.CodeInternal, "resize2fs failed", "expand it again")
-	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.Capacity != 2<<20 {
+	if v, err := call.Latest(h.ctx, h.ledger, func(tx *state.ReadTx) (claim.Volume, error) { return tx.Volume(volumeOf("mysql")) }); err != nil || v.Capacity != 2<<20 {
 		t.Errorf("at its driver it has grown, the ledger says %d, %v", v.Capacity, err)
 	}
 	h.fake.setFailure("expand node", nil)
@@ -373,7 +375,7 @@ func TestSecretsDoNotReadBack(t *testing.T) {
 		t.Errorf("the change is not logged once with its object and caller:\n%s", text)
 	}
 	// Redaction does not change the stored definition.
-	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.MountOptions.Flags[0] != secretFlag ||
+	if v, err := call.Latest(h.ctx, h.ledger, func(tx *state.ReadTx) (claim.Volume, error) { return tx.Volume(volumeOf("mysql")) }); err != nil || v.MountOptions.Flags[0] != secretFlag ||
 		strings.Contains(string(v.SealedSecrets), "hunter2") {
 		t.Errorf("in the ledger: %+v, %v", v.MountOptions, err)
 	}

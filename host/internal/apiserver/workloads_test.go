@@ -21,6 +21,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/apiserver/workloads"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -30,7 +31,7 @@ import (
 
 // brokenLedger makes the next registration fail with an error that leaves open whether it was applied.
 type brokenLedger struct {
-	Ledger
+	wholeLedger
 	failNext bool
 }
 
@@ -39,7 +40,7 @@ func (l *brokenLedger) RegisterVolume(ctx context.Context, v claim.Volume) (comm
 		l.failNext = false
 		return command.RegisterVolumeResult{}, command.ErrUncertain
 	}
-	return l.Ledger.RegisterVolume(ctx, v)
+	return l.wholeLedger.RegisterVolume(ctx, v)
 }
 
 func volumeOf(id string) claim.VolumeRef { return claim.VolumeRef{Namespace: "default", ID: id} }
@@ -329,8 +330,8 @@ func meshed(t *testing.T) *hostv1.WorkloadSpec {
 // A spec is the same after conversion to a workload.Spec and back. A workload.Spec is the same after storage as JSON.
 func TestWorkloadSpecGoesThereAndBack(t *testing.T) {
 	asked := meshed(t)
-	spec := check.Must(workloadSpec(asked))(t)
-	shown := check.Must(shownWorkloadSpec(spec))(t)
+	spec := check.Must(workloads.SpecOf(asked))(t)
+	shown := check.Must(workloads.ShownSpec(spec))(t)
 	if !proto.Equal(asked, shown) {
 		t.Errorf("asked\n%v\nshown\n%v", asked, shown)
 	}
@@ -348,7 +349,7 @@ func TestWorkloadSpecGoesThereAndBack(t *testing.T) {
 		}
 	}
 	asked.Services[0].Connect.SidecarService.Proxy.Config.Fields["n"] = &structpb.Value{}
-	if _, err := workloadSpec(asked); connect.CodeOf(call.WithCode(t.Context(), err)) != connect.CodeInvalidArgument ||
+	if _, err := workloads.SpecOf(asked); connect.CodeOf(call.WithCode(t.Context(), err)) != connect.CodeInvalidArgument ||
 		!strings.Contains(err.Error(), `service "web"`) {
 		t.Errorf("a value that is none: %v", err)
 	}
@@ -356,7 +357,7 @@ func TestWorkloadSpecGoesThereAndBack(t *testing.T) {
 
 func TestShownServices(t *testing.T) {
 	consul := &consulFake{problems: map[string]string{"default": "it is away", "east": ""}}
-	s := New(Config{Name: "n1", Services: consul})
+	s := &workloads.Handler{Name: "n1", Services: consul}
 	w := workload.Workload{
 		Spec: workload.Spec{WorkloadRef: claim.WorkloadRef{Namespace: "default", ID: "web"}}, State: workload.Running,
 		SecretsDir: "/s/default/web", Ports: map[string]int{"http": 20000},
@@ -372,7 +373,7 @@ func TestShownServices(t *testing.T) {
 		},
 		Steps: []workload.Step{{Name: "register", Service: "web", State: workload.StepDone}},
 	}
-	got := check.Must(s.shownWorkload(w))(t)
+	got := check.Must(s.Shown(w))(t)
 	want := &hostv1.ServiceStatus{
 		Name: "web", Id: "web-id", ProxyId: "web-id-sidecar-proxy", Consul: "default", Port: 20000, TokenAccessor: "acc",
 		TokenExpiresAt: call.Time(time.Unix(5, 0)),
@@ -393,7 +394,7 @@ func TestShownServices(t *testing.T) {
 // The spec's services reach the workloads, and errors in them are errors of the caller.
 func TestStartWithServices(t *testing.T) {
 	var asked []workload.Spec
-	h := openHost(t, func(c *Config) { c.Workloads = startOnly{c.Workloads, &asked} })
+	h := openHost(t, func(c *parts) { c.Config.Workloads.Workloads = startOnly{c.Workloads, &asked} })
 	stream := check.Must(h.client.Workloads.StartWorkload(h.ctx, &hostv1.StartWorkloadRequest{Spec: meshed(t)}))(t)
 	defer stream.Close()
 	var w *hostv1.Workload
@@ -409,7 +410,7 @@ func TestStartWithServices(t *testing.T) {
 
 // startOnly answers a start at once.
 type startOnly struct {
-	Workloads
+	workloads.Workloads
 	asked *[]workload.Spec
 }
 

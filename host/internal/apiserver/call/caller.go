@@ -108,6 +108,9 @@ func CallerOf(ctx context.Context) *Caller {
 	return &Caller{Peer: UnknownPeer(errors.New("the call was not admitted")), Identity: acl.Identity{Rules: acl.Merge()}}
 }
 
+// ForwardedHeader marks a forwarded request, and names the original caller. Such a request is never forwarded again.
+const ForwardedHeader = "X-Pannier-Forwarded-For"
+
 // SecretOf returns the secret of the token that a handler's call has.
 func SecretOf(ctx context.Context) string {
 	call, _ := connect.CallInfoForHandlerContext(ctx)

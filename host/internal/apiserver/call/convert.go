@@ -1,6 +1,7 @@
 package call
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -90,3 +91,6 @@ func AllOr(namespace string) string {
 	}
 	return namespace
 }
+
+// NodeStatus returns a node's status. A host in no cluster has none: it is ready.
+func NodeStatus(n claim.Node) claim.NodeStatus { return cmp.Or(n.Status, claim.NodeReady) }

@@ -47,5 +47,8 @@ func Invalid(object, field, problem string) error {
 	return &claim.FieldError{Object: object, Field: field, Problem: problem}
 }
 
+// ErrAlone is returned on a host that is in no cluster.
+var ErrAlone = errcode.FailedPrecondition.New("this host is alone, in no cluster: its configuration has no tls block")
+
 // ErrStopping is the cause of calls that are cancelled because the server is closed.
 var ErrStopping = errcode.Unavailable.New("the agent is stopping: call again when it is back")

@@ -21,6 +21,13 @@ const (
 	MaxWait = 10 * time.Minute
 )
 
+// StatsTimeout bounds the calls for a volume's usage and condition and for a driver's room, which are left out if the
+// driver is slower.
+const StatsTimeout = 2 * time.Second
+
+// AllClaims change with every claim: claims are taken when a workload starts, and released when it ends.
+var AllClaims = []state.Topic{state.TopicWorkloads, state.TopicReleasing}
+
 // Ledger reads the cluster's replicated state (cluster.Node).
 type Ledger interface {
 	// Ready is closed when the ledger can be read.
@@ -96,4 +103,13 @@ func waitOf(how *hostv1.ReadOptions) (time.Duration, error) {
 		return 0, Invalid("query", "read.wait", fmt.Sprintf("must be 0 to %s", MaxWait))
 	}
 	return wait, nil
+}
+
+// Latest reads something of the ledger as it is now.
+func Latest[T any](ctx context.Context, ledger Ledger, of func(tx *state.ReadTx) (T, error)) (got T, err error) {
+	err = ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		got, err = of(tx)
+		return err
+	})
+	return got, err
 }

@@ -1,0 +1,2 @@
+// Package operator answers the API's calls about the ledger as a whole: its servers, snapshots, keys, garbage and changes.
+package operator

@@ -1,0 +1,411 @@
+package volumes
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/internal/errcode"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// volumeType is the only supported type of volumes.
+const volumeType = "csi"
+
+// RegisterVolume registers a volume that exists at its driver, or changes the definition of a registered one.
+func (h *Handler) RegisterVolume(ctx context.Context,
+	req *hostv1.RegisterVolumeRequest,
+) (*hostv1.RegisterVolumeResponse, error) {
+	v, err := h.definition(req.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	if err := v.Validate(); err != nil {
+		return nil, err
+	}
+	if err := h.mayUse(ctx, v); err != nil {
+		return nil, err
+	}
+	unlock, err := h.Controllers.Exclusive(ctx, v.VolumeRef)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	before, found, err := h.findVolume(ctx, v.VolumeRef)
+	if err != nil {
+		return nil, err
+	}
+	if found && before.PluginID == v.PluginID && before.ExternalID == v.ExternalID {
+		if v, err = keepPlace(before, v); err != nil {
+			return nil, err
+		}
+	}
+	if len(v.Topologies) == 0 { // nobody but the operator knows where it is
+		v.Topologies = v.Topology.Required
+	}
+	warnings, err := h.Controllers.Validate(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if v.Capacity > 0 && v.CapacityMin > v.Capacity {
+		warnings = append(warnings,
+			fmt.Sprintf("capacity_min is above the volume's capacity, %d bytes, and registering it does "+
+				"not grow it: pannier volume expand does", v.Capacity))
+	}
+	if v, err = h.put(ctx, v); err != nil {
+		return nil, fmt.Errorf("register volume %q: %w", v.VolumeRef, err)
+	}
+	h.volumeEvent("registered", v)
+	shown, err := h.shownNow(ctx, v.VolumeRef)
+	return &hostv1.RegisterVolumeResponse{Volume: shown, Warnings: warnings}, err
+}
+
+// keepPlace keeps what the driver returned at a volume's creation, or was told since, when it is registered anew. Where
+// it is does not change with a definition.
+func keepPlace(before, v claim.Volume) (claim.Volume, error) {
+	given := len(v.Topology.Required)+len(v.Topology.Preferred) > 0
+	if len(before.Topologies) > 0 && given && (!sameTopologies(before.Topology.Required, v.Topology.Required) ||
+		!sameTopologies(before.Topology.Preferred, v.Topology.Preferred)) {
+		return v, call.Invalid(fmt.Sprintf("volume %q", v.VolumeRef), "topology_request", "cannot change while the volume is "+
+			"registered: leave it out to keep what it has, or deregister the volume first")
+	}
+	if !given {
+		v.Topology = before.Topology
+	}
+	v.Capacity, v.Topologies, v.MutableParameters = before.Capacity, before.Topologies, before.MutableParameters
+	return v, nil
+}
+
+// CreateVolume makes a volume at its driver and registers it. If it exists with the same definition it is returned;
+// an interrupted creation is finished.
+func (h *Handler) CreateVolume(ctx context.Context,
+	req *hostv1.CreateVolumeRequest,
+) (*hostv1.CreateVolumeResponse, error) {
+	v, err := h.creation(ctx, req.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := h.Controllers.Exclusive(ctx, v.VolumeRef)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	exists, warnings, err := h.created(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if !exists {
+		if err := h.create(ctx, v); err != nil {
+			return nil, err
+		}
+	}
+	shown, err := h.shownNow(ctx, v.VolumeRef)
+	return &hostv1.CreateVolumeResponse{Volume: shown, Warnings: warnings}, err
+}
+
+// CheckVolume does all that CreateVolume does before it asks the driver for the volume.
+func (h *Handler) CheckVolume(ctx context.Context,
+	req *hostv1.CheckVolumeRequest,
+) (*hostv1.CheckVolumeResponse, error) {
+	v, err := h.creation(ctx, req.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	exists, warnings, err := h.created(ctx, v)
+	resp := &hostv1.CheckVolumeResponse{Exists: exists, Warnings: warnings}
+	if err == nil && !exists {
+		resp.DriverName, err = h.Controllers.CheckCreate(ctx, v)
+	}
+	return resp, err
+}
+
+// creation converts and checks the spec of a volume to create.
+func (h *Handler) creation(ctx context.Context, spec *hostv1.VolumeSpec) (claim.Volume, error) {
+	v, err := h.definition(spec)
+	if err != nil {
+		return v, err
+	}
+	complete := v
+	complete.ExternalID = cmp.Or(v.ExternalID, "told by the driver")
+	if err := complete.Validate(); err != nil {
+		return v, err
+	}
+	return v, h.mayUse(ctx, v)
+}
+
+// created reports whether the volume to create is registered with the same definition. It is an error if it is
+// registered with another one, or names a volume at the driver.
+func (h *Handler) created(ctx context.Context, v claim.Volume) (exists bool, warnings []string, err error) {
+	before, found, err := h.findVolume(ctx, v.VolumeRef)
+	switch {
+	case err != nil:
+		return false, nil, err
+	case found:
+		return true, nil, h.sameDefinition(before, v)
+	case v.ExternalID != "":
+		return false, nil, call.Invalid(fmt.Sprintf("volume %q", v.VolumeRef), "external_id",
+			"is the driver's to give when a volume is created: leave it out, or register the volume that exists")
+	case len(v.Context) > 0:
+		warnings = append(warnings, "context is not used: the driver gives one when a volume is created")
+	}
+	return false, warnings, nil
+}
+
+func (h *Handler) create(ctx context.Context, v claim.Volume) error {
+	source, err := h.cloneSource(ctx, v)
+	if err != nil {
+		return err
+	}
+	asked := v
+	asked.CloneID = source
+	if asked.SnapshotID, _, err = h.snapshotID(ctx, v.Namespace, v.PluginID, v.SnapshotID); err != nil {
+		return err
+	}
+	made, err := h.Controllers.Create(ctx, asked)
+	if err != nil {
+		return err
+	}
+	made.CloneID, made.SnapshotID = v.CloneID, v.SnapshotID
+	switch _, err := h.put(ctx, made); {
+	case errors.Is(err, claim.ErrDuplicate): // whose it is may be hidden from the caller
+		return fmt.Errorf("volume %q: driver %q answered its creation with the external id %q, which %w: the driver gives one id "+
+			"to several volumes; nothing was registered", v.VolumeRef, v.PluginID, made.ExternalID, claim.ErrDuplicate)
+	case err != nil:
+		return fmt.Errorf(
+			"volume %q exists at driver %q as %q, but it could not be registered: %w; create it again to finish: it is not made twice",
+			v.VolumeRef, v.PluginID, made.ExternalID, err)
+	}
+	h.volumeEvent("created", v)
+	return nil
+}
+
+// cloneSource returns the external id of the volume to clone: clone_id may name a registered volume of the same
+// namespace and driver, or be the driver's own id.
+func (h *Handler) cloneSource(ctx context.Context, v claim.Volume) (string, error) {
+	if v.CloneID == "" {
+		return "", nil
+	}
+	source, found, err := h.findVolume(ctx, claim.VolumeRef{Namespace: v.Namespace, ID: v.CloneID})
+	if err != nil || !found || source.PluginID != v.PluginID {
+		return v.CloneID, err
+	}
+	return source.ExternalID, nil
+}
+
+// put writes a volume to the ledger. If the key that encrypts secrets was rotated meanwhile they are re-encrypted,
+// once this server has the new key.
+func (h *Handler) put(ctx context.Context, v claim.Volume) (claim.Volume, error) {
+	failpoint.Here("volume", "put")
+	defer failpoint.Here("volume", "written")
+	for deadline := time.Now().Add(newKeyPatience); ; {
+		result, err := h.Ledger.RegisterVolume(ctx, v)
+		if err == nil {
+			return result.Volume, nil
+		}
+		if !errors.Is(err, claim.ErrOldKey) || ctx.Err() != nil || time.Now().After(deadline) {
+			return v, err
+		}
+		if h.Sealer.Named() == v.SecretsKey {
+			select {
+			case <-time.After(newKeyPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if v.SealedSecrets, v.SecretsKey, err = h.Sealer.Reseal(v.SealedSecrets,
+			secrets.ForVolume(v.Namespace, v.ID)); err != nil {
+			return v, err
+		}
+	}
+}
+
+// How long this server may take to receive a new key, and the pause between two checks.
+const (
+	newKeyPatience = 10 * time.Second
+	newKeyPause    = 10 * time.Millisecond
+)
+
+// shownNow reads a volume that was just written.
+func (h *Handler) shownNow(ctx context.Context, ref claim.VolumeRef) (*hostv1.Volume, error) {
+	v, claims, err := h.readVolume(ctx, ref)
+	if err != nil {
+		return nil, fmt.Errorf("read volume %q after it was written: %w", ref, err)
+	}
+	return h.shownVolume(v, claims), nil
+}
+
+// definition converts a volume's spec, and encrypts its secrets. What claim.Volume.Validate checks is not checked
+// here.
+func (h *Handler) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
+	v := claim.Volume{
+		VolumeRef: claim.VolumeRef{Namespace: call.NamespaceOr(spec.GetNamespace()), ID: spec.GetId()},
+		Name:      cmp.Or(spec.GetName(), spec.GetId()), PluginID: spec.GetPluginId(), ExternalID: spec.GetExternalId(),
+		CapacityMin: spec.GetCapacityMin(), CapacityMax: spec.GetCapacityMax(),
+		CloneID: spec.GetCloneId(), SnapshotID: spec.GetSnapshotId(),
+		MountOptions: call.MountOptions(spec.GetMountOptions()),
+		Topology: claim.TopologyRequest{
+			Required:  call.Each(spec.GetTopologyRequest().GetRequired(), topology),
+			Preferred: call.Each(spec.GetTopologyRequest().GetPreferred(), topology),
+		},
+		Parameters: maps.Clone(spec.GetParameters()), Context: maps.Clone(spec.GetContext()),
+	}
+	for _, c := range spec.GetCapabilities() {
+		v.Capabilities = append(v.Capabilities, claim.Capability{
+			AccessMode: claim.AccessMode(c.GetAccessMode()), AttachmentMode: claim.AttachmentMode(c.GetAttachmentMode()),
+		})
+	}
+	if err := v.VolumeRef.Validate(); err != nil {
+		return v, err // secrets are encrypted for a valid reference only
+	}
+	object := fmt.Sprintf("volume %q", v.VolumeRef)
+	if spec.GetType() != volumeType {
+		return v, call.Invalid(object, "type", fmt.Sprintf("%q is not supported: write %q", spec.GetType(), volumeType))
+	}
+	const shown = "is " + call.Redacted + ", as it reads back: give the value itself"
+	for key, value := range spec.GetSecrets() {
+		if value == call.Redacted {
+			return v, call.Invalid(object, "secrets."+key, shown)
+		}
+	}
+	if slices.Contains(v.MountOptions.Flags, call.Redacted) {
+		return v, call.Invalid(object, "mount_options.mount_flags", shown)
+	}
+	var err error
+	if v.SealedSecrets, v.SecretsKey, err = h.Sealer.Seal(spec.GetSecrets(),
+		secrets.ForVolume(v.Namespace, v.ID)); err != nil {
+		return v, err
+	}
+	// Checked before a driver makes a volume that the ledger cannot store.
+	if _, err := command.Encode(&command.RegisterVolume{Volume: v}); err != nil {
+		return v, fmt.Errorf("%s: its definition: %w", object, err)
+	}
+	return v, nil
+}
+
+// ErrDefined is returned for a volume that exists with another definition.
+var ErrDefined = errcode.AlreadyExists.New("exists with another definition")
+
+// sameDefinition returns an error if a registered volume differs from what is requested. What the driver added is not
+// compared.
+func (h *Handler) sameDefinition(is, want claim.Volume) error {
+	var differs []string
+	compare := func(field string, same bool) {
+		if !same {
+			differs = append(differs, field)
+		}
+	}
+	compare("name", is.Name == want.Name)
+	compare("plugin_id", is.PluginID == want.PluginID)
+	compare("external_id", want.ExternalID == "" || is.ExternalID == want.ExternalID)
+	compare("capacity_min, capacity_max", fits(is, want))
+	compare("clone_id", is.CloneID == want.CloneID)
+	compare("snapshot_id", is.SnapshotID == want.SnapshotID)
+	compare("capability", sameSet(is.Capabilities, want.Capabilities))
+	compare("mount_options", is.MountOptions.FSType == want.MountOptions.FSType &&
+		is.MountOptions.Group == want.MountOptions.Group &&
+		slices.Equal(is.MountOptions.Flags, want.MountOptions.Flags))
+	compare("topology_request", sameTopologies(is.Topology.Required, want.Topology.Required) &&
+		sameTopologies(is.Topology.Preferred, want.Topology.Preferred))
+	compare("parameters", maps.Equal(is.Parameters, want.Parameters))
+	additional := secrets.ForVolume(is.Namespace, is.ID)
+	was, err := h.Sealer.Unseal(is.SealedSecrets, additional)
+	if err != nil {
+		return err
+	}
+	now, err := h.Sealer.Unseal(want.SealedSecrets, additional)
+	if err != nil {
+		return err
+	}
+	compare("secrets", maps.Equal(was, now))
+	if len(differs) > 0 {
+		return fmt.Errorf(
+			"volume %q %w: what differs is %s; give it another id, or register the new definition (capacity: pannier volume expand)",
+			is.VolumeRef, ErrDefined, strings.Join(differs, "; "))
+	}
+	return nil
+}
+
+// fits reports whether a volume has the requested size. It may have been expanded since its creation.
+func fits(is, want claim.Volume) bool {
+	if is.Capacity == 0 {
+		return is.CapacityMin == want.CapacityMin && is.CapacityMax == want.CapacityMax
+	}
+	return is.Capacity >= want.CapacityMin && (want.CapacityMax == 0 || is.Capacity <= want.CapacityMax)
+}
+
+func sameSet(a, b []claim.Capability) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(c claim.Capability) bool { return !slices.Contains(b, c) })
+}
+
+func sameTopologies(a, b []claim.Topology) bool {
+	return slices.EqualFunc(a, b, func(a, b claim.Topology) bool { return maps.Equal(a.Segments, b.Segments) })
+}
+
+// DeregisterVolume removes a volume from the ledger and leaves it at its driver.
+func (h *Handler) DeregisterVolume(ctx context.Context,
+	req *hostv1.DeregisterVolumeRequest,
+) (*hostv1.DeregisterVolumeResponse, error) {
+	ref, unlock, err := h.lockRef(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	result, err := h.Ledger.DeregisterVolume(ctx, ref, req.GetForce())
+	if err != nil {
+		return nil, err
+	}
+	h.volumeEvent("deregistered", result.Volume)
+	return &hostv1.DeregisterVolumeResponse{LeftBehind: call.Each(result.LeftBehind, call.ShownClaim)}, nil
+}
+
+// DeleteVolume deletes a volume at its driver, then from the ledger. It can be repeated if it was interrupted:
+// drivers accept a second delete.
+func (h *Handler) DeleteVolume(ctx context.Context,
+	req *hostv1.DeleteVolumeRequest,
+) (*hostv1.DeleteVolumeResponse, error) {
+	ref, unlock, err := h.lockRef(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	v, claims, err := h.readVolume(ctx, ref)
+	if errors.Is(err, claim.ErrVolumeNotFound) && call.CallerOf(ctx).Key != "" {
+		// An earlier attempt of this call may have deleted it: the ledger then returns that attempt's result.
+		_, err = h.Ledger.DeregisterVolume(ctx, ref, false)
+		return &hostv1.DeleteVolumeResponse{}, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(claims) > 0 {
+		return nil, inUse(v, claims, "cannot be deleted while claims stand")
+	}
+	if err := h.Controllers.Delete(ctx, v, req.GetSecrets()); err != nil {
+		return nil, err
+	}
+	failpoint.Here("volume", "deleted")
+	if _, err := h.Ledger.DeregisterVolume(ctx, v.VolumeRef, false); err != nil {
+		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish",
+			v.VolumeRef, v.PluginID, err)
+	}
+	h.volumeEvent("deleted", v)
+	return &hostv1.DeleteVolumeResponse{}, nil
+}
+
+// inUse returns a refusal that names the holders.
+func inUse(v claim.Volume, claims []claim.Claim, detail string) error {
+	return &claim.Refusal{
+		Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims,
+		At: time.Now(),
+	}
+}

@@ -1,0 +1,127 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// ExpandVolume grows a volume at its driver, then wherever it is mounted. It can be repeated with the same size if it
+// was interrupted.
+func (h *Handler) ExpandVolume(ctx context.Context,
+	req *hostv1.ExpandVolumeRequest,
+) (*hostv1.ExpandVolumeResponse, error) {
+	v, claims, unlock, err := h.lockVolume(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	minBytes, maxBytes := req.GetCapacityMin(), req.GetCapacityMax()
+	if err := checkGrowth(v, minBytes, maxBytes); err != nil {
+		return nil, err
+	}
+	grown, err := h.Controllers.Expand(ctx, v, minBytes, maxBytes, len(claims) > 0)
+	if errors.Is(err, controllers.ErrOffline) {
+		return nil, inUse(v, claims, fmt.Sprintf("can be expanded by driver %q only while nobody uses it", v.PluginID))
+	}
+	if err != nil {
+		return nil, err
+	}
+	v.Capacity = max(grown.Capacity, minBytes, v.Capacity)
+	v.CapacityMin, v.CapacityMax = minBytes, maxBytes
+	v.Grown = v.Grown || grown.NodeExpansionRequired
+	if _, err := h.put(ctx, v); err != nil {
+		return nil, fmt.Errorf(
+			"volume %q has grown to %d bytes, but the ledger could not be updated: %w; expand it again to finish", v.VolumeRef,
+			v.Capacity, err)
+	}
+	if grown.NodeExpansionRequired {
+		if err := h.expandMounted(ctx, v, claims); err != nil {
+			return nil, err
+		}
+	}
+	h.volumeEvent("expanded", v)
+	shown, err := h.shownNow(ctx, v.VolumeRef)
+	return &hostv1.ExpandVolumeResponse{Volume: shown}, err
+}
+
+// expandMounted grows the mounts of a volume. If a node cannot be reached the others are still grown.
+func (h *Handler) expandMounted(ctx context.Context, v claim.Volume, claims []claim.Claim) error {
+	var failed []error
+	for _, p := range h.Workloads.Placements(v.VolumeRef) {
+		failed = append(failed, h.Controllers.ExpandNode(ctx, v, p.Place, v.CapacityMin, v.CapacityMax))
+	}
+	for _, node := range h.elsewhere(claims) {
+		if _, err := h.Nodes.ExpandVolume(ctx, node, v, v.CapacityMin, v.CapacityMax); err != nil {
+			failed = append(failed, fmt.Errorf("on node %q: %w", node, err))
+		}
+	}
+	if err := errors.Join(failed...); err != nil {
+		return fmt.Errorf(
+			"volume %q has grown to %d bytes at its driver, but not on all nodes that have mounted it: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+	}
+	return nil
+}
+
+// elsewhere returns the other nodes that may have mounted the claimed volume.
+func (h *Handler) elsewhere(claims []claim.Claim) (nodes []string) {
+	if h.Nodes == nil {
+		return nil
+	}
+	for _, c := range claims {
+		if c.Node != h.Name && (c.State == claim.Taken || c.State == claim.Unpublishing) {
+			nodes = append(nodes, c.Node)
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// checkGrowth returns an error for invalid sizes and those below the volume's size.
+func checkGrowth(v claim.Volume, minBytes, maxBytes int64) error {
+	object := fmt.Sprintf("volume %q", v.VolumeRef)
+	switch {
+	case minBytes < 0 || maxBytes < 0:
+		return call.Invalid(object, "capacity_min, capacity_max", "must not be negative")
+	case minBytes == 0 && maxBytes == 0:
+		return call.Invalid(object, "capacity_min", "is missing: to what size should it grow?")
+	case maxBytes > 0 && minBytes > maxBytes:
+		return call.Invalid(object, "capacity_min", fmt.Sprintf("(%d bytes) is above capacity_max (%d bytes)", minBytes, maxBytes))
+	case maxBytes > 0 && maxBytes < v.Capacity:
+		return call.Invalid(object, "capacity_max",
+			fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", maxBytes, v.Capacity))
+	case maxBytes == 0 && minBytes < v.Capacity:
+		return call.Invalid(object, "capacity_min",
+			fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", minBytes, v.Capacity))
+	}
+	return nil
+}
+
+// DetachVolume releases every claim of a volume on a node.
+func (h *Handler) DetachVolume(ctx context.Context,
+	req *hostv1.DetachVolumeRequest,
+) (*hostv1.DetachVolumeResponse, error) {
+	ref, err := volumeRef(req.GetNamespace(), req.GetId())
+	if err != nil {
+		return nil, err
+	}
+	if err := claim.CheckID(req.GetNode()); err != nil {
+		return nil, call.Invalid(fmt.Sprintf("detach volume %q", ref), "node", err.Error())
+	}
+	done, err := h.Watcher.Detach(ctx, ref, req.GetNode(), req.GetForce(), call.CallerOf(ctx).Who())
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.DetachVolumeResponse{}
+	for _, d := range done {
+		resp.Claims = append(resp.Claims,
+			&hostv1.DetachedClaim{Claim: call.ShownClaim(d.Claim), Released: d.Released, Message: d.Message})
+	}
+	return resp, nil
+}

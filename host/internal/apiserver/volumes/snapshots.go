@@ -1,0 +1,183 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// CreateSnapshot takes a snapshot, or returns the volume's existing one of that name. Without a name it gets one that
+// contains the time.
+func (h *Handler) CreateSnapshot(ctx context.Context,
+	req *hostv1.CreateSnapshotRequest,
+) (*hostv1.CreateSnapshotResponse, error) {
+	ref, err := volumeRef(req.GetNamespace(), req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	name := req.GetName()
+	if name == "" {
+		name = time.Now().UTC().Format("20060102-150405.000")
+	}
+	if err := claim.CheckID(name); err != nil {
+		return nil, call.Invalid(fmt.Sprintf("snapshot of volume %q", ref), "name", err.Error())
+	}
+	v, _, err := h.readVolume(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	named := claim.SnapshotRef{Namespace: v.Namespace, Name: name}
+	if known, found, err := h.findSnapshot(ctx, named); err != nil {
+		return nil, err
+	} else if found {
+		if err := known.CheckSource(v.PluginID, v.ExternalID); err != nil {
+			return nil, fmt.Errorf("%w; give this one another name, or delete that one: pannier volume snapshot delete %s %s",
+				err, known.PluginID, named.Name)
+		}
+	}
+	taken, err := h.Controllers.CreateSnapshot(ctx, v, name, req.GetParameters(), req.GetSecrets())
+	if err != nil {
+		return nil, err
+	}
+	put, err := h.Ledger.PutSnapshot(ctx, claim.Snapshot{
+		SnapshotRef: named, PluginID: v.PluginID, ID: taken.ID, Volume: v.ID, ExternalVolumeID: v.ExternalID,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("driver %q has taken the snapshot %s, but its name %q was not recorded: %w; take it again to "+
+			"finish: it is not taken twice", v.PluginID, taken.ID, named, err)
+	}
+	shown := shownSnapshot(v.PluginID, taken)
+	shown.Volume, shown.Name = v.String(), named.String()
+	if put.Changed {
+		h.snapshotEvent("created", v.PluginID, taken.ID, v.String())
+	}
+	return &hostv1.CreateSnapshotResponse{Snapshot: shown, Warnings: taken.Warnings}, nil
+}
+
+// findSnapshot reads the snapshot of a name, which may not exist.
+func (h *Handler) findSnapshot(ctx context.Context, ref claim.SnapshotRef) (known claim.Snapshot, found bool,
+	err error,
+) {
+	err = h.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		known, err = tx.Snapshot(ref)
+		return err
+	})
+	if errors.Is(err, claim.ErrSnapshotNotFound) {
+		return known, false, nil
+	}
+	return known, err == nil, err
+}
+
+// snapshotID returns the driver's id of a snapshot, which is given by it or by the name that it has in a namespace.
+func (h *Handler) snapshotID(ctx context.Context, namespace, driver, given string) (id string, named bool, err error) {
+	known, found, err := h.findSnapshot(ctx, claim.SnapshotRef{Namespace: namespace, Name: given})
+	if err != nil || !found || known.PluginID != driver {
+		return given, false, err
+	}
+	return known.ID, true, nil
+}
+
+// DeleteSnapshot deletes a snapshot at its driver. An unknown one is an error, if the driver lists its snapshots.
+func (h *Handler) DeleteSnapshot(ctx context.Context,
+	req *hostv1.DeleteSnapshotRequest,
+) (*hostv1.DeleteSnapshotResponse, error) {
+	if err := claim.CheckID(req.GetPluginId()); err != nil {
+		return nil, call.Invalid("delete snapshot", "plugin_id", err.Error())
+	}
+	if req.GetSnapshotId() == "" {
+		return nil, call.Invalid("delete snapshot", "snapshot_id", "is missing")
+	}
+	driver := req.GetPluginId()
+	id, named, err := h.snapshotID(ctx, call.NamespaceOr(req.GetNamespace()), driver, req.GetSnapshotId())
+	if err != nil {
+		return nil, err
+	}
+	unknown := !named && h.unknownSnapshot(ctx, driver, id, req.GetSecrets())
+	if !unknown {
+		if err := h.Controllers.DeleteSnapshot(ctx, driver, id, req.GetSecrets()); err != nil {
+			return nil, err
+		}
+	}
+	removed, err := h.Ledger.DeleteSnapshot(ctx, driver, id)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("snapshot %s is deleted at driver %q, but its name is still recorded: %w; delete it again to "+
+			"finish", id, driver, err)
+	case unknown && len(removed) == 0: // no earlier attempt of this call has deleted it either
+		return nil, fmt.Errorf("snapshot %q %w: driver %q has none with this id, and the namespace %q none with this name",
+			id, claim.ErrSnapshotNotFound, driver, call.NamespaceOr(req.GetNamespace()))
+	}
+	h.snapshotEvent("deleted", driver, id, "")
+	return &hostv1.DeleteSnapshotResponse{}, nil
+}
+
+// unknownSnapshot reports whether a driver lists its snapshots, and not this one. Drivers answer the deletion of an
+// unknown snapshot as if they had deleted it (CSI spec, DeleteSnapshot).
+func (h *Handler) unknownSnapshot(ctx context.Context, driver, id string, secrets map[string]string) bool {
+	list, err := h.Controllers.ListSnapshots(ctx, driver, storage.ListSnapshotsRequest{
+		Page: storage.Page{Max: 1}, SnapshotID: id, Secrets: secrets,
+	})
+	return err == nil && !slices.ContainsFunc(list.Snapshots, func(have storage.Snapshot) bool { return have.ID == id })
+}
+
+// ListSnapshots lists a page of a driver's snapshots, with the registered volumes that they were taken of.
+func (h *Handler) ListSnapshots(ctx context.Context,
+	req *hostv1.ListSnapshotsRequest,
+) (*hostv1.ListSnapshotsResponse, error) {
+	page, err := driverPage("list snapshots", req)
+	if err != nil {
+		return nil, err
+	}
+	list, err := h.Controllers.ListSnapshots(ctx, req.GetPluginId(),
+		storage.ListSnapshotsRequest{Page: page, Secrets: req.GetSecrets()})
+	if err != nil {
+		return nil, err
+	}
+	shown, err := h.shownSnapshots(ctx, req.GetPluginId(), list.Snapshots)
+	return &hostv1.ListSnapshotsResponse{Snapshots: shown, NextToken: list.Next}, err
+}
+
+// shownSnapshots returns a driver's snapshots with their names, and those of the registered volumes that they were
+// taken of.
+func (h *Handler) shownSnapshots(ctx context.Context, driver string, snapshots []storage.Snapshot) (
+	shown []*hostv1.Snapshot, err error,
+) {
+	err = h.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		for _, snapshot := range snapshots {
+			of, err := tx.VolumesByExternalID(driver, snapshot.VolumeExternalID)
+			if err != nil {
+				return err
+			}
+			one := shownSnapshot(driver, snapshot)
+			if len(of) > 0 {
+				one.Volume = of[0].String()
+			}
+			names, err := tx.SnapshotsByID(driver, snapshot.ID)
+			if err != nil {
+				return err
+			}
+			if len(names) > 0 {
+				one.Name = names[0].String()
+			}
+			shown = append(shown, one)
+		}
+		return nil
+	})
+	return shown, err
+}
+
+func shownSnapshot(driver string, snapshot storage.Snapshot) *hostv1.Snapshot {
+	return &hostv1.Snapshot{
+		SnapshotId: snapshot.ID, PluginId: driver, ExternalVolumeId: snapshot.VolumeExternalID,
+		Size: snapshot.Size, CreatedAt: call.Time(snapshot.CreatedAt), Ready: snapshot.Ready,
+		GroupId: snapshot.GroupID,
+	}
+}

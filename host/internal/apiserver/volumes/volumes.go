@@ -1,0 +1,303 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/leader/watcher"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/workload"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Handler serves pannier.host.v1.VolumeService.
+type Handler struct {
+	Name        string // of this node
+	Log         hclog.Logger
+	Ledger      Ledger
+	Controllers *controllers.Controllers
+	Drivers     *drivers.Registry
+	Workloads   Workloads
+	// Watcher releases claims.
+	Watcher *watcher.Watcher
+	Events  *events.Bus
+	// Sealer encrypts volumes' secrets before they enter the ledger.
+	Sealer *secrets.Sealer
+	// Nodes calls other nodes; nil: this host is in no cluster.
+	Nodes Nodes
+	// Heard is until when a node's claims are kept without another heartbeat, and when its last one was answered; nil:
+	// there are none.
+	Heard func(node string) (at, keepsTo time.Time)
+}
+
+// Ledger has the volumes and snapshots (cluster.Node).
+type Ledger interface {
+	call.Ledger
+	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
+	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
+	PutSnapshot(ctx context.Context, s claim.Snapshot) (command.PutSnapshotResult, error)
+	DeleteSnapshot(ctx context.Context, driver, id string) ([]claim.SnapshotRef, error)
+}
+
+// Workloads are those of this node (workload.Manager).
+type Workloads interface {
+	Get(ref claim.WorkloadRef) (workload.Workload, error)
+	Placements(ref claim.VolumeRef) []workload.Placement
+}
+
+// Nodes asks other nodes about their mounts, while this server leads (peer.Nodes).
+type Nodes interface {
+	// ExpandVolume grows the mounts of a volume on a node. It may be repeated.
+	ExpandVolume(ctx context.Context, node string, v claim.Volume, minBytes, maxBytes int64) (places int, err error)
+	VolumeStats(ctx context.Context, node string, v claim.Volume) (storage.Stats, error)
+	// Release reads how the release of a claim's workload goes on its node.
+	Release(ctx context.Context, c claim.Claim) (workload.Release, error)
+}
+
+// GetVolume reads one volume with its claims, its usage where it is mounted, and its condition.
+func (h *Handler) GetVolume(ctx context.Context, req *hostv1.GetVolumeRequest) (*hostv1.GetVolumeResponse, error) {
+	ref, err := volumeRef(req.GetNamespace(), req.GetId())
+	if err != nil {
+		return nil, err
+	}
+	var v claim.Volume
+	var claims []claim.Claim
+	var driver claim.Driver
+	meta, err := call.Read(ctx, h.Ledger, req, []state.Topic{
+		state.TopicVolume(ref), state.TopicClaims(ref), state.TopicDrivers,
+	}, func(tx *state.ReadTx) (err error) {
+		if v, claims, err = volumeAndClaims(tx, ref); err == nil {
+			driver, err = driverOf(tx, v)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	seen := h.look(ctx, v, claims)
+	return &hostv1.GetVolumeResponse{
+		Volume: showDriver(h.shownVolume(v, claims), driver), Usage: seen.usage(), Conditions: seen.conditions(),
+		Meta: meta,
+	}, nil
+}
+
+// driverOf reads the driver of a volume; empty: no node has it.
+func driverOf(tx *state.ReadTx, v claim.Volume) (claim.Driver, error) {
+	d, err := tx.Driver(v.PluginID)
+	if errors.Is(err, claim.ErrDriverNotFound) {
+		err = nil
+	}
+	return d, err
+}
+
+// showDriver adds to a volume what the ledger has of its driver.
+func showDriver(shown *hostv1.Volume, d claim.Driver) *hostv1.Volume {
+	if shown.GetProvider() == "" {
+		shown.Provider, shown.ProviderVersion = d.Provider, d.Version
+	}
+	shown.ControllersHealthy, shown.ControllersExpected = int64(d.ControllersHealthy), int64(d.ControllersExpected)
+	shown.NodesHealthy, shown.NodesExpected = int64(d.NodesHealthy), int64(d.NodesExpected)
+	return shown
+}
+
+// checkDriver returns an error that names the known drivers if no node has the driver, and the caller may list them.
+func (h *Handler) checkDriver(ctx context.Context, tx *state.ReadTx, id string) error {
+	if !call.CallerOf(ctx).Allow(acl.Plugin, acl.List) {
+		return nil
+	}
+	all, err := tx.Drivers()
+	if err != nil {
+		return err
+	}
+	var known []string
+	for _, d := range all {
+		known = append(known, strconv.Quote(d.ID))
+	}
+	for _, d := range h.Drivers.List() {
+		known = append(known, strconv.Quote(d.ID))
+	}
+	slices.Sort(known)
+	known = slices.Compact(known)
+	switch {
+	case slices.Contains(known, strconv.Quote(id)):
+		return nil
+	case len(known) == 0:
+		return fmt.Errorf("driver %q %w, nor is any other", id, claim.ErrDriverNotFound)
+	default:
+		return fmt.Errorf("driver %q %w; there is %s", id, claim.ErrDriverNotFound, strings.Join(known, ", "))
+	}
+}
+
+// ListExternal lists a page of the volumes at a driver, registered or not.
+func (h *Handler) ListExternal(ctx context.Context,
+	req *hostv1.ListExternalRequest,
+) (*hostv1.ListExternalResponse, error) {
+	page, err := driverPage("list external volumes", req)
+	if err != nil {
+		return nil, err
+	}
+	list, err := h.Controllers.List(ctx, req.GetPluginId(), page)
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.ListExternalResponse{NextToken: list.Next}
+	for _, v := range list.Volumes {
+		shown := &hostv1.ExternalVolume{
+			ExternalId: v.ExternalID, Capacity: v.Capacity, SnapshotId: v.SnapshotID, CloneId: v.CloneID,
+			PublishedNodeIds: v.PublishedNodeIDs,
+		}
+		if v.Condition != nil {
+			shown.Abnormal, shown.Condition = v.Condition.Abnormal, v.Condition.Message
+		}
+		resp.Volumes = append(resp.Volumes, shown)
+	}
+	return resp, nil
+}
+
+// readVolume reads a volume and its claims.
+func (h *Handler) readVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim,
+	err error,
+) {
+	err = h.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		v, claims, err = volumeAndClaims(tx, ref)
+		return err
+	})
+	return v, claims, err
+}
+
+func volumeAndClaims(tx *state.ReadTx, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
+	if v, err = tx.Volume(ref); err != nil {
+		return v, nil, err
+	}
+	claims, err = tx.Claims(ref)
+	return v, claims, err
+}
+
+// lockRef locks the volume that a request names, which may not exist, against other changes.
+func (h *Handler) lockRef(ctx context.Context, req call.Namespaced) (ref claim.VolumeRef, unlock func(), err error) {
+	if ref, err = volumeRef(req.GetNamespace(), req.GetId()); err != nil {
+		return ref, nil, err
+	}
+	unlock, err = h.Controllers.Exclusive(ctx, ref)
+	return ref, unlock, err
+}
+
+// lockVolume is lockRef that reads the volume.
+func (h *Handler) lockVolume(ctx context.Context, req call.Namespaced) (v claim.Volume, claims []claim.Claim, unlock func(),
+	err error,
+) {
+	ref, unlock, err := h.lockRef(ctx, req)
+	if err != nil {
+		return v, nil, nil, err
+	}
+	if v, claims, err = h.readVolume(ctx, ref); err != nil {
+		unlock()
+		return v, nil, nil, err
+	}
+	return v, claims, unlock, nil
+}
+
+// findVolume is readVolume for a volume that may not exist.
+func (h *Handler) findVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, found bool, err error) {
+	v, _, err = h.readVolume(ctx, ref)
+	if errors.Is(err, claim.ErrVolumeNotFound) {
+		return v, false, nil
+	}
+	return v, err == nil, err
+}
+
+// shownVolume returns a volume as the API shows it: with its claims, the state of their release, and its driver.
+func (h *Handler) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volume {
+	shown := &hostv1.Volume{
+		Spec:     volumeSpec(v, h.secretKeys(v)),
+		Capacity: v.Capacity, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
+		Claims: call.Each(claims, call.ShownClaim), Topologies: call.Each(v.Topologies, shownTopology),
+		MutableParameters: v.MutableParameters,
+		CreateIndex:       v.CreateIndex, ModifyIndex: v.ModifyIndex,
+		CreatedAt: call.Time(v.CreatedAt), ModifiedAt: call.Time(v.ModifiedAt),
+	}
+	attempt, _ := h.Watcher.Attempt(v.VolumeRef)
+	for n, c := range claims {
+		if !c.State.Releasing() {
+			continue
+		}
+		shown.Claims[n].LastError, shown.Claims[n].NextTryAt = attempt.Error, call.Time(attempt.NextAt)
+		if r := h.ownRelease(c); r.Tries > 0 {
+			shown.Claims[n].LastError, shown.Claims[n].NextTryAt = r.Error, call.Time(r.NextAt)
+		}
+	}
+	d, err := h.Drivers.Get(v.PluginID)
+	if err != nil {
+		shown.DriverMessage = err.Error()
+		return shown
+	}
+	shown.Provider, shown.ProviderVersion = d.Fingerprint.Provider, d.Fingerprint.Version
+	shown.DriverHealthy, shown.DriverMessage = d.Healthy, d.Message
+	return shown
+}
+
+// secretKeys returns the names of a volume's secrets, or none if they cannot be decrypted: the next call to the
+// driver reports why.
+func (h *Handler) secretKeys(v claim.Volume) []string {
+	open, err := h.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
+	if err != nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(open))
+}
+
+// volumeRef returns the volume that a request names.
+func volumeRef(namespace, id string) (claim.VolumeRef, error) {
+	ref := claim.VolumeRef{Namespace: call.NamespaceOr(namespace), ID: id}
+	return ref, ref.Validate()
+}
+
+// driverPage checks a request for a page of a driver's list.
+func driverPage(object string, req interface {
+	GetPluginId() string
+	GetPerPage() int32
+	GetPageToken() string
+},
+) (storage.Page, error) {
+	if err := claim.CheckID(req.GetPluginId()); err != nil {
+		return storage.Page{}, call.Invalid(object, "plugin_id", err.Error())
+	}
+	if req.GetPerPage() < 0 {
+		return storage.Page{}, call.Invalid(object, "per_page", "must not be negative")
+	}
+	return storage.Page{Max: int(req.GetPerPage()), Token: req.GetPageToken()}, nil
+}
+
+// volumeEvent publishes what was done with a volume.
+func (h *Handler) volumeEvent(kind string, v claim.Volume) {
+	h.Events.Publish(events.Event{
+		Topic: events.TopicVolume, Type: kind, Subject: v.String(), Details: map[string]string{"driver": v.PluginID},
+	})
+}
+
+// snapshotEvent publishes what was done with a driver's snapshot, or group of snapshots, by its id; of is the volume,
+// or the volumes, if they are known.
+func (h *Handler) snapshotEvent(kind, driver, id, of string) {
+	details := map[string]string{"driver": driver}
+	if of != "" {
+		details["volume"] = of
+	}
+	h.Events.Publish(events.Event{Topic: events.TopicSnapshot, Type: kind, Subject: id, Details: details})
+}

@@ -1,0 +1,525 @@
+package workloads
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"strings"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/apiserver/asknode"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
+	"github.com/pannier/pannier/host/internal/system/owner"
+	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// Handler serves pannier.host.v1.WorkloadService and TokenService.
+type Handler struct {
+	Name string // of this node
+	// VolumesDir is where the host mounts volumes.
+	VolumesDir string
+	// CredentialsSocket is from where units load their workloads' secrets.
+	CredentialsSocket string
+	Workloads         Workloads
+	Services          Services
+	Nodes             *asknode.Asker
+	// Ledger is nil on an agent that is no server. It does not answer for tokens.
+	Ledger call.Ledger
+	Tokens Tokens
+}
+
+// Workloads are those of this node (workload.Manager).
+type Workloads interface {
+	Start(ctx context.Context, spec workload.Spec, opts workload.Options) (workload.Workload, error)
+	// Check says what Start would do, and changes nothing.
+	Check(ctx context.Context, spec workload.Spec) (workload.Check, error)
+	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
+		error)
+	// Force lets the release of a workload unmount what drivers do not.
+	Force(ref claim.WorkloadRef, by string) error
+	Running(ref claim.WorkloadRef, pid, caller int) error
+	Get(ref claim.WorkloadRef) (workload.Workload, error)
+	List() []workload.Workload
+	// Holders lists who has the volumes of a workload, besides the host.
+	Holders(ref claim.WorkloadRef) ([]workload.Holder, error)
+	// FailedTries counts the tries to release a workload that failed.
+	FailedTries() int64
+	// InspectTokens asks Consul about the tokens of a workload's services.
+	InspectTokens(ctx context.Context, ref claim.WorkloadRef) ([]servicesteps.Inspection, error)
+}
+
+// Services registers the services of this node's workloads in Consul (services.Registrar).
+type Services interface {
+	// Problems returns, by consul block, what keeps services from being in sync; empty: nothing.
+	Problems() map[string]string
+	// Conflict says whose registration stands in the place of a service; empty: none.
+	Conflict(consul, id string) string
+}
+
+// Tokens are the Consul tokens of the cluster's services (tokens.Authority).
+type Tokens interface {
+	// List returns the tokens of a namespace and a workload; empty: of all.
+	List(ctx context.Context, namespace, workload string) ([]tokens.Listed, error)
+	// Sweep revokes tokens whose workload is gone. A dry run only lists them.
+	Sweep(ctx context.Context, dryRun bool) (tokens.Report, error)
+}
+
+// StartWorkload starts a workload and streams its steps.
+func (h *Handler) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRequest,
+	stream *connect.ServerStream[hostv1.StartWorkloadResponse],
+) error {
+	spec, err := SpecOf(req.GetSpec())
+	if err != nil {
+		return err
+	}
+	opts := workload.Options{Token: call.SecretOf(ctx), Update: req.GetUpdate()}
+	if req.GetReleaseWithCaller() {
+		if opts.Owner = call.CallerOf(ctx).PID; opts.Owner == 0 {
+			return connect.NewError(connect.CodeFailedPrecondition,
+				errors.New(
+					"release_with_caller: the calling process is in a pid namespace that the agent cannot see: call without it, and stop the workload"))
+		}
+	}
+	if at := req.GetMountedAt(); at != "" {
+		if opts.Owner == 0 || !filepath.IsAbs(at) || filepath.Clean(at) != at || len(at) >= unix.PathMax {
+			return call.Invalid(fmt.Sprintf("workload %q", spec.WorkloadRef), "mounted_at",
+				"it must be an absolute, clean path, and release_with_caller be set")
+		}
+		opts.MountedAt = at
+	}
+	// If the caller disconnects the wait ends, not the start.
+	ctx, leave := context.WithCancelCause(ctx)
+	defer leave(nil)
+	opts.Progress = func(step workload.Step) {
+		if err := stream.Send(
+			&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Step{Step: shownStep(step)}}); err != nil {
+			leave(err)
+		}
+	}
+	w, err := h.Workloads.Start(ctx, spec, opts)
+	if err != nil {
+		return err
+	}
+	shown, err := h.Shown(w)
+	if err != nil {
+		return err
+	}
+	return stream.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: shown}})
+}
+
+// CheckWorkload says what StartWorkload would do on this node.
+func (h *Handler) CheckWorkload(ctx context.Context, req *hostv1.CheckWorkloadRequest,
+) (*hostv1.CheckWorkloadResponse, error) {
+	spec, err := SpecOf(req.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	found, err := h.Workloads.Check(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.CheckWorkloadResponse{Node: h.Name, State: string(found.State)}
+	for _, v := range found.Volumes {
+		mode := claim.Write
+		if v.Usage.ReadOnly {
+			mode = claim.Read
+		}
+		resp.Volumes = append(resp.Volumes, &hostv1.CheckedVolume{
+			Request: v.Request.Name, Volume: v.Request.Source, Driver: v.Driver, Mode: string(mode),
+			AccessMode: string(v.Usage.AccessMode), AttachmentMode: string(v.Usage.AttachmentMode),
+		})
+	}
+	for _, problem := range found.Problems {
+		resp.Problems = append(resp.Problems, problem.Error())
+	}
+	return resp, nil
+}
+
+// StopWorkload stops a workload and streams its steps until nothing is left.
+func (h *Handler) StopWorkload(ctx context.Context, req *hostv1.StopWorkloadRequest,
+	stream *connect.ServerStream[hostv1.StopWorkloadResponse],
+) error {
+	ref, err := workloadRef(req)
+	if err != nil {
+		return err
+	}
+	ctx, leave := context.WithCancelCause(ctx)
+	defer leave(nil)
+	progress := func(step workload.Step) {
+		if err := stream.Send(
+			&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Step{Step: shownStep(step)}}); err != nil {
+			leave(err)
+		}
+	}
+	if req.GetForce() {
+		if err := h.Workloads.Force(ref, call.CallerOf(ctx).Who()); err != nil {
+			return err
+		}
+	}
+	w, err := h.Workloads.Stop(ctx, ref, fmt.Sprintf("stopped by %s", call.CallerOf(ctx).Who()), progress)
+	if err != nil {
+		return err
+	}
+	shown, err := h.Shown(w)
+	if err != nil {
+		return err
+	}
+	return stream.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: shown}})
+}
+
+// RunningWorkload records which process is the workload.
+func (h *Handler) RunningWorkload(ctx context.Context,
+	req *hostv1.RunningWorkloadRequest,
+) (*hostv1.RunningWorkloadResponse, error) {
+	ref, err := workloadRef(req)
+	if err != nil {
+		return nil, err
+	}
+	const maxPID = 1 << 22 // proc(5), pid_max
+	pid := req.GetPid()
+	if pid < 1 || pid > maxPID {
+		return nil, call.Invalid(fmt.Sprintf("workload %q", ref), "pid", fmt.Sprintf("%d is no process id", pid))
+	}
+	caller := call.CallerOf(ctx).PID
+	if caller == 0 {
+		return nil, fmt.Errorf("workload %q: %w: call over the agent's unix socket, on its host", ref, workload.ErrNotOwner)
+	}
+	return &hostv1.RunningWorkloadResponse{}, h.Workloads.Running(ref, int(pid), caller)
+}
+
+// GetWorkload reads one workload.
+func (h *Handler) GetWorkload(ctx context.Context,
+	req *hostv1.GetWorkloadRequest,
+) (*hostv1.GetWorkloadResponse, error) {
+	if node := req.GetNode(); h.Nodes.IsOther(node) {
+		return asknode.Ask(ctx, h.Nodes, req, node, 0, asknode.Clients.GetWorkload)
+	}
+	ref, err := workloadRef(req)
+	if err != nil {
+		return nil, err
+	}
+	w, err := h.Workloads.Get(ref)
+	if err != nil {
+		return nil, err
+	}
+	shown, err := h.Shown(w)
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.GetWorkloadResponse{Workload: shown}
+	if req.GetTokens() {
+		if resp.Tokens, err = h.inspectTokens(ctx, ref); err != nil {
+			return nil, err
+		}
+	}
+	if !req.GetHolders() {
+		return resp, nil
+	}
+	held, err := h.Workloads.Holders(ref)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range held {
+		resp.Holders = append(resp.Holders, &hostv1.Holder{
+			Request: h.Request, Pid: int64(h.PID), Command: h.Command, Path: h.Path, ReadOnly: h.ReadOnly,
+			Owner: owner.Of(h.PID, h.Group).Name, Stop: h.Stop(),
+		})
+	}
+	return resp, nil
+}
+
+func (h *Handler) inspectTokens(ctx context.Context, ref claim.WorkloadRef) (all []*hostv1.InspectedToken,
+	err error,
+) {
+	found, err := h.Workloads.InspectTokens(ctx, ref)
+	for _, t := range found {
+		shown := &hostv1.InspectedToken{Token: shownToken(t.Token, false), State: string(t.State)}
+		if t.Err != nil {
+			shown.Error = t.Err.Error()
+		}
+		all = append(all, shown)
+	}
+	return all, err
+}
+
+// ListWorkloads lists the workloads of this node, including those that ended recently.
+func (h *Handler) ListWorkloads(ctx context.Context,
+	req *hostv1.ListWorkloadsRequest,
+) (*hostv1.ListWorkloadsResponse, error) {
+	if node := req.GetNode(); h.Nodes.IsOther(node) {
+		return asknode.Ask(ctx, h.Nodes, req, node, 0, asknode.Clients.ListWorkloads)
+	}
+	namespace := call.AllOr(req.GetNamespace())
+	if namespace != "" {
+		if err := claim.CheckID(namespace); err != nil {
+			return nil, call.Invalid("list workloads", "namespace", err.Error())
+		}
+	}
+	resp := &hostv1.ListWorkloadsResponse{Node: h.Name}
+	for _, w := range h.Workloads.List() {
+		if namespace != "" && w.Spec.Namespace != namespace {
+			continue
+		}
+		shown, err := h.Shown(w)
+		if err != nil {
+			return nil, err
+		}
+		resp.Workloads = append(resp.Workloads, shown)
+	}
+	return resp, nil
+}
+
+// workloadRef returns the workload that a request names.
+func workloadRef(req call.Namespaced) (claim.WorkloadRef, error) {
+	ref := claim.WorkloadRef{Namespace: call.NamespaceOr(req.GetNamespace()), ID: req.GetId()}
+	return ref, ref.Validate()
+}
+
+// SpecOf converts a workload's spec, which workload.Spec.Validate checks. Empty lists and maps become nil, as
+// in specs from the journal, since the two are compared.
+func SpecOf(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
+	out := workload.Spec{
+		WorkloadRef: claim.WorkloadRef{Namespace: call.NamespaceOr(spec.GetNamespace()), ID: spec.GetId()},
+		User:        spec.GetUser(), Canary: spec.GetCanary(),
+	}
+	for _, v := range spec.GetVolumes() {
+		out.Volumes = append(out.Volumes, volumesteps.Request{
+			Name: v.GetName(), Source: v.GetSource(), Driver: v.GetDriver(), ReadOnly: v.GetReadOnly(),
+			AccessMode: claim.AccessMode(v.GetAccessMode()), AttachmentMode: claim.AttachmentMode(v.GetAttachmentMode()),
+			MountOptions: call.MountOptions(v.GetMountOptions()), Destination: v.GetDestination(),
+		})
+		if len(v.GetAttributes()) > 0 {
+			out.Volumes[len(out.Volumes)-1].Attributes = maps.Clone(v.GetAttributes())
+		}
+	}
+	if e := spec.GetExec(); e != nil {
+		out.Exec = &workload.Exec{Command: e.GetCommand(), Args: call.NotEmpty(e.GetArgs()), User: e.GetUser()}
+		if len(e.GetEnv()) > 0 {
+			out.Exec.Env = maps.Clone(e.GetEnv())
+		}
+	}
+	for _, m := range spec.GetServices() {
+		svc, err := service.FromProto(m)
+		if err != nil {
+			return out, call.Invalid(fmt.Sprintf("workload %q", out.WorkloadRef), fmt.Sprintf("service %q", m.GetName()), err.Error())
+		}
+		out.Services = append(out.Services, svc)
+	}
+	for _, p := range spec.GetPorts() {
+		out.Ports = append(out.Ports, workload.Port{Label: p.GetLabel(), Static: int(p.GetStatic())})
+	}
+	for _, c := range spec.GetSidecars() {
+		out.Sidecars = append(out.Sidecars, workload.Sidecar{
+			Service: c.GetService(), Command: call.NotEmpty(c.GetCommand()), Env: maps.Clone(c.GetEnv()), User: c.GetUser(),
+		})
+	}
+	for _, d := range spec.GetDevices() {
+		out.Devices = append(out.Devices, workload.DeviceRequest{Name: d.GetName(), Count: int(d.GetCount())})
+	}
+	out.Units = call.NotEmpty(spec.GetUnits())
+	var err error
+	if out.After, err = awaited(out.WorkloadRef, "after", spec.GetAfter()); err != nil {
+		return out, err
+	}
+	out.Replaces, err = awaited(out.WorkloadRef, "replaces", spec.GetReplaces())
+	return out, err
+}
+
+// awaited converts the workloads that another one names. Names without a namespace are in its own.
+func awaited(by claim.WorkloadRef, field string, names []string) (refs []claim.WorkloadRef, err error) {
+	for _, name := range names {
+		ref := claim.WorkloadRef{Namespace: by.Namespace, ID: name}
+		if namespace, id, qualified := strings.Cut(name, "/"); qualified {
+			ref = claim.WorkloadRef{Namespace: namespace, ID: id}
+		}
+		if err := ref.Validate(); err != nil {
+			return nil, call.Invalid(fmt.Sprintf("workload %q", by), field,
+				fmt.Sprintf("names %q, which is neither ID nor NAMESPACE/ID: %v", name, err))
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}
+
+// shownAwaited names workloads as seen from a namespace.
+func shownAwaited(namespace string, refs []claim.WorkloadRef) (names []string) {
+	for _, ref := range refs {
+		if ref.Namespace == namespace {
+			names = append(names, ref.ID)
+		} else {
+			names = append(names, ref.Namespace+"/"+ref.ID)
+		}
+	}
+	return names
+}
+
+// ShownSpec shows a workload's spec.
+func ShownSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
+	out := &hostv1.WorkloadSpec{
+		Namespace: spec.Namespace, Id: spec.ID, User: spec.User, Canary: spec.Canary,
+		After: shownAwaited(spec.Namespace, spec.After), Replaces: shownAwaited(spec.Namespace, spec.Replaces),
+		Units: call.NotEmpty(spec.Units),
+	}
+	for _, v := range spec.Volumes {
+		out.Volumes = append(out.Volumes, &hostv1.VolumeRequest{
+			Name: v.Name, Source: v.Source, Driver: v.Driver, Attributes: maps.Clone(v.Attributes), ReadOnly: v.ReadOnly,
+			AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
+			MountOptions: call.ShownMountOptions(v.MountOptions), Destination: v.Destination,
+		})
+	}
+	if e := spec.Exec; e != nil {
+		out.Exec = &hostv1.Exec{Command: e.Command, Args: call.NotEmpty(e.Args), Env: maps.Clone(e.Env), User: e.User}
+	}
+	for _, svc := range spec.Services {
+		m, err := svc.ToProto()
+		if err != nil {
+			return nil, fmt.Errorf("show workload %q: service %q: %w", spec.WorkloadRef, svc.Name, err)
+		}
+		out.Services = append(out.Services, m)
+	}
+	for _, p := range spec.Ports {
+		out.Ports = append(out.Ports, &hostv1.Port{Label: p.Label, Static: int32(p.Static)})
+	}
+	for _, c := range spec.Sidecars {
+		out.Sidecars = append(out.Sidecars, &hostv1.Sidecar{
+			Service: c.Service, Command: call.NotEmpty(c.Command), Env: maps.Clone(c.Env), User: c.User,
+		})
+	}
+	for _, d := range spec.Devices {
+		out.Devices = append(out.Devices, &hostv1.DeviceRequest{Name: d.Name, Count: int32(d.Count)})
+	}
+	return out, nil
+}
+
+// shownRelease returns a release that has to wait.
+func shownRelease(w workload.Workload) *hostv1.Release {
+	r := w.Release
+	return &hostv1.Release{
+		Workload: w.Spec.String(), Tries: int32(r.Tries), Since: call.Time(r.Since), Error: r.Error,
+		NextTryAt: call.Time(r.NextAt), Command: r.Command,
+	}
+}
+
+// Releases are those of this node's workloads that have to wait.
+func (h *Handler) Releases() (all []*hostv1.Release) {
+	for _, w := range h.Workloads.List() {
+		if w.Release.Tries > 0 {
+			all = append(all, shownRelease(w))
+		}
+	}
+	return all
+}
+
+// Shown returns a workload as the API shows it, with what its release waits for.
+func (h *Handler) Shown(w workload.Workload) (*hostv1.Workload, error) {
+	spec, err := ShownSpec(w.Spec)
+	if err != nil {
+		return nil, err
+	}
+	out := &hostv1.Workload{
+		Spec: spec, Node: h.Name, State: string(w.State), Message: w.Message,
+		StartedAt: call.Time(w.StartedAt), EndedAt: call.Time(w.EndedAt), OwnerPid: int64(w.OwnerPID), Pid: int64(w.PID),
+		VolumesDir: h.VolumesDir, SecretsDir: w.SecretsDir,
+		WaitsFor: shownAwaited(w.Spec.Namespace, w.WaitsFor), WaitsSince: call.Time(w.WaitsSince),
+	}
+	if w.Waiting != "" && !w.State.Ended() {
+		out.Message = w.Waiting
+	}
+	if w.Release.Tries > 0 {
+		out.Release = shownRelease(w)
+	}
+	for _, m := range w.Mounts {
+		out.Mounts = append(out.Mounts, &hostv1.Mount{
+			Volume: m.Volume.ID, Request: m.Request, HostPath: m.HostPath, Destination: m.Destination,
+			ReadOnly: m.ReadOnly, Block: m.Block, Propagation: "rprivate", Suid: m.SUID, Dev: m.Dev,
+			Driver: m.Driver,
+		})
+	}
+	for _, step := range w.Steps {
+		out.Steps = append(out.Steps, shownStep(step))
+	}
+	for _, svc := range w.Services {
+		out.Services = append(out.Services, h.shownService(svc))
+	}
+	for _, c := range w.Credentials {
+		out.Credentials = append(out.Credentials, &hostv1.Credential{Name: c.Name, File: c.File})
+		out.CredentialsSocket = h.CredentialsSocket
+	}
+	for label, number := range w.Ports {
+		if out.Ports == nil {
+			out.Ports = map[string]int32{}
+		}
+		out.Ports[label] = int32(number)
+	}
+	for _, d := range w.Devices {
+		out.Devices = append(out.Devices, &hostv1.GivenDevice{Request: d.Request, Plugin: d.Plugin, Group: d.Group, Id: d.ID})
+	}
+	if len(w.Devices) > 0 {
+		out.Reservation = shownReservation(w.Reservation)
+	}
+	return out, nil
+}
+
+// shownService returns a service's state. A problem of the service itself is shown rather than one of its Consul.
+func (h *Handler) shownService(svc servicesteps.Status) *hostv1.ServiceStatus {
+	return &hostv1.ServiceStatus{
+		Name: svc.Name, Id: svc.ID, ProxyId: svc.ProxyID, Consul: svc.Consul, Port: int32(svc.Port),
+		TokenAccessor: svc.Accessor, TokenExpiresAt: call.Time(svc.ExpiresAt),
+		TokenFile: svc.TokenFile, BootstrapFile: svc.BootstrapFile,
+		AdminPort: int32(svc.AdminPort), ReadyPort: int32(svc.ReadyPort),
+		AdminSocket: svc.AdminSocket, ReadySocket: svc.ReadySocket, Upstreams: svc.Upstreams,
+		Message: cmp.Or(svc.Message, h.Services.Conflict(svc.Consul, svc.ID),
+			h.Services.Problems()[svc.Consul]),
+	}
+}
+
+func shownStep(step workload.Step) *hostv1.Step {
+	return &hostv1.Step{
+		Name: step.Name, Volume: step.Volume, Service: step.Service, State: string(step.State), Undo: step.Undo,
+		StartedAt: call.Time(step.StartedAt), Took: durationpb.New(
+			step.Took), Error: step.Error, Note: step.Note, Attempt: int32(step.Attempt),
+	}
+}
+
+// shownReservation returns what a workload needs to use its devices.
+func shownReservation(r device.Reservation) *hostv1.DeviceReservation {
+	out := &hostv1.DeviceReservation{Env: r.Env}
+	for _, m := range r.Mounts {
+		out.Mounts = append(out.Mounts, &hostv1.DeviceMount{HostPath: m.HostPath, TaskPath: m.TaskPath, ReadOnly: m.ReadOnly})
+	}
+	for _, d := range r.Devices {
+		out.Nodes = append(out.Nodes, &hostv1.DeviceNode{
+			HostPath: d.HostPath, TaskPath: d.TaskPath,
+			Permissions: d.Permissions,
+		})
+	}
+	return out
+}
+
+// Counts counts the workloads of this node, for every state.
+func (h *Handler) Counts() map[string]int {
+	n := map[string]int{}
+	for _, state := range []workload.State{
+		workload.Starting, workload.Running, workload.Unknown, workload.Stopping,
+		workload.Stopped, workload.Failed,
+	} {
+		n[string(state)] = 0
+	}
+	for _, w := range h.Workloads.List() {
+		n[string(w.State)]++
+	}
+	return n
+}
