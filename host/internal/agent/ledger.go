@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	aclapi "github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/apiserver/operator"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
@@ -130,11 +131,11 @@ func (k *ledgerKeeper) sweepTokens(ctx context.Context) error {
 func (k *ledgerKeeper) serveLedger(cfg *apiserver.Config) {
 	l := k.cluster
 	cfg.Ledger, cfg.JWKS = l, k.tokens.JWKS
-	cfg.Volumes.Ledger, cfg.Workloads.Ledger, cfg.Drivers.Ledger, cfg.ACLs.Ledger = l, l, l, l
-	cfg.Nodes.Ledger, cfg.Nodes.Raft, cfg.Agent.Ledger, cfg.Agent.Raft = l, l, l, l
-	cfg.Volumes.Watcher = k.watcher
-	cfg.Operator.Ledger, cfg.Operator.Raft, cfg.Operator.Watcher = l, l, k.watcher
-	cfg.Operator.SecretsKeys, cfg.Operator.SigningKeys = k.keys, k.tokens
+	cfg.Volumes.Ledger, cfg.Volumes.Watcher, cfg.Workloads.Ledger, cfg.Drivers.Ledger = l, k.watcher, l, l
+	cfg.Nodes.Ledger, cfg.ACLs.Ledger, cfg.Agent.Ledger = l, l, l
+	cfg.Operator = operator.Handler{
+		Log: cfg.Logger, Ledger: l, Watcher: k.watcher, SecretsKeys: k.keys, SigningKeys: k.tokens,
+	}
 	if k.cfg.ACL.Enabled {
 		cfg.ACL = aclapi.NewResolver(aclapi.Here{Ledger: k.cluster}, 0, k.log.Named("acl"))
 	}

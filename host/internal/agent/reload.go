@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/servicemanager"
 	"github.com/pannier/pannier/internal/errcode"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/wire"
 )
 
@@ -77,13 +78,14 @@ var errConfiguration = errcode.InvalidArgument.New("the configuration is not tak
 
 // reload reads the configuration again, and takes over its plugin and csi_driver blocks and log_level. What else has
 // changed is named in the answer. It goes on if ctx ends.
-func (a *agent) reload(ctx context.Context) (done agentapi.Reloaded, err error) {
+func (a *agent) reload(ctx context.Context) (done *hostv1.ReloadResponse, err error) {
+	done = &hostv1.ReloadResponse{}
 	a.reloading.Lock()
 	defer a.reloading.Unlock()
 	a.told(a.manager.Reloading())
 	defer func() { a.told(a.manager.Tell(servicemanager.Ready)) }()
 	defer func() {
-		e := events.Event{Topic: events.TopicAgent, Type: "reloaded", Subject: a.cfg.Name, Message: done.String()}
+		e := events.Event{Topic: events.TopicAgent, Type: "reloaded", Subject: a.cfg.Name, Message: agentapi.Reloaded(done)}
 		if err != nil {
 			e.Type, e.Message = "reload-refused", err.Error()
 			a.log.Error("the configuration was not taken over", "error", err)
@@ -111,7 +113,7 @@ func (a *agent) reload(ctx context.Context) (done agentapi.Reloaded, err error) 
 	was := a.blocks.Swap(next)
 	a.log.SetLevel(hclog.LevelFromString(next.LogLevel))
 	if was.LogLevel != next.LogLevel {
-		done.Changes = append(done.Changes, agentapi.Change{Block: "log_level", Outcome: "changed", Message: next.LogLevel})
+		done.Changes = append(done.Changes, &hostv1.ConfigurationChange{Block: "log_level", Outcome: "changed", Message: next.LogLevel})
 	}
 	ctx = context.WithoutCancel(ctx)
 	a.openDoors(next)
@@ -160,8 +162,8 @@ func withRefused(next, was *config.Agent, tried map[string]error) *config.Agent 
 }
 
 // changed says what became of a block.
-func changed(kind, name string, was, is bool) agentapi.Change {
-	c := agentapi.Change{Block: fmt.Sprintf("%s %q", kind, name), Outcome: "changed"}
+func changed(kind, name string, was, is bool) *hostv1.ConfigurationChange {
+	c := &hostv1.ConfigurationChange{Block: fmt.Sprintf("%s %q", kind, name), Outcome: "changed"}
 	switch {
 	case !was:
 		c.Outcome = "added"

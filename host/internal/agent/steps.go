@@ -10,13 +10,16 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sys/unix"
+
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/apiserver/acls"
 	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 	"github.com/pannier/pannier/host/internal/apiserver/asknode"
 	driversapi "github.com/pannier/pannier/host/internal/apiserver/drivers"
 	"github.com/pannier/pannier/host/internal/apiserver/nodes"
-	"github.com/pannier/pannier/host/internal/apiserver/operator"
 	"github.com/pannier/pannier/host/internal/apiserver/plugins"
 	"github.com/pannier/pannier/host/internal/apiserver/volumes"
 	"github.com/pannier/pannier/host/internal/apiserver/workloads"
@@ -237,8 +240,7 @@ func (a *agent) apiConfig() apiserver.Config {
 			Name: name, Version: a.version, Datacenter: a.cfg.Datacenter, Log: log, Workloads: a.workloads,
 			Services: a.services, Stop: func() { a.stopAgent(false) },
 		},
-		Operator: operator.Handler{Log: log},
-		ACLs:     acls.Handler{Name: name, DataDir: a.cfg.DataDir, Log: log},
+		ACLs: acls.Handler{Name: name, DataDir: a.cfg.DataDir, Log: log},
 		Agent: agentapi.Handler{
 			Name: name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, Socket: a.cfg.Socket,
 			StartedAt: a.started, Bus: a.events, Metrics: a.metrics, Nodes: others, Services: a.services,
@@ -304,4 +306,39 @@ func (a *agent) followSignals(ctx context.Context) error {
 		}
 	})
 	return nil
+}
+
+// measureHost adds the metrics of the agent's process and of its data directory's file system.
+func (a *agent) measureHost() {
+	disk := func(name, help string, of func(fs *unix.Statfs_t) uint64) prometheus.Collector {
+		return gauge(name, help, func() float64 {
+			var fs unix.Statfs_t
+			if unix.Statfs(a.cfg.DataDir, &fs) != nil {
+				return 0 // the alert on it is right
+			}
+			return float64(of(&fs) * uint64(fs.Bsize))
+		})
+	}
+	a.metrics.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		disk("data_dir_free_bytes", "Free bytes of the file system of the data directory, for a user other than root.",
+			func(fs *unix.Statfs_t) uint64 { return fs.Bavail }),
+		disk("data_dir_size_bytes", "Size of the file system of the data directory.",
+			func(fs *unix.Statfs_t) uint64 { return fs.Blocks }),
+	)
+}
+
+// measureMember adds the metrics of what makes this agent a member of a cluster.
+func (m *member) measureMember() {
+	m.metrics.MustRegister(
+		gauge("lease_seconds", "How long this node may go on to use its volumes without hearing from a server; 0: it may not.",
+			func() float64 { return m.lease.Left().Seconds() }),
+		gauge("certificate_expiry_timestamp_seconds", "When the agent's certificate expires, in seconds since 1970.",
+			func() float64 { return float64(m.certs.NotAfter().Unix()) }),
+	)
+}
+
+func gauge(name, help string, value func() float64) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pannier_" + name, Help: help}, value)
 }

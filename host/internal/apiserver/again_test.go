@@ -102,7 +102,7 @@ func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Respo
 	}})
 	check.NoError(t, err)
 	leader := openHost(t, func(c *parts) {
-		c.Port, c.Ledger, c.SocketRoot = port, server, true
+		c.Port, c.Ledger, c.SocketRoot = port, server.Node, true
 		c.ACL = acl.NewResolver(acl.Here{Ledger: server}, 0, c.Logger)
 		if here {
 			c.Leader = way

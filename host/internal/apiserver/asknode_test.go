@@ -112,7 +112,7 @@ func (a *askers) join(t *testing.T, name string, role pki.Role) *host {
 		}
 		ledger := c.Ledger
 		if a.first != nil {
-			ledger = a.first.ledger
+			ledger = a.first.ledger.Node
 		}
 		if role == pki.Server {
 			c.Ledger = ledger

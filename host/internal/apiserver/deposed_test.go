@@ -85,10 +85,10 @@ func TestDeposedLeader(t *testing.T) {
 	check.NoError(t, err)
 
 	newPort, newLeader := listen("new")
-	openHost(t, func(c *parts) { c.Port, c.Ledger = newPort, leader })
+	openHost(t, func(c *parts) { c.Port, c.Ledger = newPort, leader.Node })
 	was := &deposed{leader: "new"}
 	oldPort, oldLeader := listen("old")
-	old := openHost(t, func(c *parts) { c.Port, c.Ledger, c.Leader = oldPort, follower, routeTo(was, newLeader) })
+	old := openHost(t, func(c *parts) { c.Port, c.Ledger, c.Leader = oldPort, follower.Node, routeTo(was, newLeader) })
 	asked := openHost(t, func(c *parts) { c.Leader = routeTo(&deposed{leader: "old"}, oldLeader, newLeader) })
 
 	for _, row := range []struct {

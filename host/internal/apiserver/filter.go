@@ -45,21 +45,16 @@ func (s *Server) filter(ctx context.Context, c *call.Caller, request, answer any
 		m.Claims = keep(m.GetClaims(), func(k *hostv1.Claim) bool { return c.Sees(k, acl.CSIReadVolume) })
 	case *hostv1.ListExternalResponse:
 		hidden, err := s.hidden(ctx, c, request)
-		m.Volumes = keep(m.GetVolumes(),
-			func(v *hostv1.ExternalVolume) bool { return err == nil && !hidden[v.GetExternalId()] })
+		m.Volumes = keep(m.GetVolumes(), func(v *hostv1.ExternalVolume) bool { return !hidden(v.GetExternalId()) })
 		return true, err
 	case *hostv1.ListSnapshotsResponse:
 		hidden, err := s.hidden(ctx, c, request)
-		m.Snapshots = keep(m.GetSnapshots(),
-			func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
-		hideNames(c, m.GetSnapshots())
+		m.Snapshots = shownSnapshots(c, m.GetSnapshots(), hidden)
 		return true, err
 	case *hostv1.GetGroupSnapshotResponse:
 		hidden, err := s.hidden(ctx, c, request)
 		if g := m.GetGroup(); g != nil {
-			g.Snapshots = keep(g.GetSnapshots(),
-				func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
-			hideNames(c, g.GetSnapshots())
+			g.Snapshots = shownSnapshots(c, g.GetSnapshots(), hidden)
 		}
 		return true, err
 	case *hostv1.ListACLPoliciesResponse:
@@ -87,14 +82,16 @@ func hideHolders(c *call.Caller, groups []*hostv1.DeviceGroup) {
 	}
 }
 
-// hideNames removes the names that snapshots have in namespaces where the caller may not list. Their volumes are no
-// longer registered.
-func hideNames(c *call.Caller, snapshots []*hostv1.Snapshot) {
-	for _, p := range snapshots {
+// shownSnapshots removes snapshots of hidden volumes, and the names that others have in namespaces where the caller may
+// not list. Their volumes are no longer registered.
+func shownSnapshots(c *call.Caller, all []*hostv1.Snapshot, hidden func(volume string) bool) []*hostv1.Snapshot {
+	all = keep(all, func(p *hostv1.Snapshot) bool { return !hidden(p.GetExternalVolumeId()) })
+	for _, p := range all {
 		if !c.AllowNamespace(namespaceIn(p.GetName()), acl.CSIListVolume) {
 			p.Name = ""
 		}
 	}
+	return all
 }
 
 func hideStatus(c *call.Caller, m *hostv1.StatusResponse) {
@@ -143,9 +140,9 @@ func namespaceIn(qualified string) string {
 	return claim.DefaultNamespace
 }
 
-// hidden returns the external ids of volumes of the request's driver that are registered in namespaces where the
-// caller may not list. Volumes that nobody has registered stay visible, so that they can be registered.
-func (s *Server) hidden(ctx context.Context, c *call.Caller, request any) (map[string]bool, error) {
+// hidden says by their external ids which volumes of the request's driver are registered in namespaces where the caller
+// may not list; with an error, all. Volumes that nobody has registered stay visible, so that they can be registered.
+func (s *Server) hidden(ctx context.Context, c *call.Caller, request any) (func(id string) bool, error) {
 	ids := map[string]bool{}
 	of, _ := request.(interface{ GetPluginId() string })
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
@@ -157,5 +154,5 @@ func (s *Server) hidden(ctx context.Context, c *call.Caller, request any) (map[s
 		}
 		return err
 	})
-	return ids, err
+	return func(id string) bool { return err != nil || ids[id] }, err
 }

@@ -1,17 +1,6 @@
 package apiserver
 
 import (
-	"github.com/pannier/pannier/cluster"
-	"github.com/pannier/pannier/host/internal/apiserver/acls"
-	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
-	"github.com/pannier/pannier/host/internal/apiserver/asknode"
-	driversapi "github.com/pannier/pannier/host/internal/apiserver/drivers"
-	"github.com/pannier/pannier/host/internal/apiserver/nodes"
-	"github.com/pannier/pannier/host/internal/apiserver/operator"
-	"github.com/pannier/pannier/host/internal/apiserver/plugins"
-	"github.com/pannier/pannier/host/internal/apiserver/volumes"
-	"github.com/pannier/pannier/host/internal/apiserver/workloads"
-
 	"cmp"
 	"context"
 	"fmt"
@@ -32,7 +21,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
+	"github.com/pannier/pannier/host/internal/apiserver/asknode"
+	driversapi "github.com/pannier/pannier/host/internal/apiserver/drivers"
+	"github.com/pannier/pannier/host/internal/apiserver/nodes"
+	"github.com/pannier/pannier/host/internal/apiserver/operator"
+	"github.com/pannier/pannier/host/internal/apiserver/plugins"
+	"github.com/pannier/pannier/host/internal/apiserver/volumes"
+	"github.com/pannier/pannier/host/internal/apiserver/workloads"
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
@@ -370,19 +368,10 @@ type noTokens struct{ servicesteps.Tokens }
 
 func (noTokens) OnNode(context.Context, string) ([]claim.Token, error) { return nil, nil }
 
-// wholeLedger is what all handlers use of a ledger.
-type wholeLedger interface {
-	acls.Ledger
-	nodes.Ledger
-	volumes.Ledger
-	agentapi.Ledger
-}
-
 // parts are what tests change of a host: what several handlers need is there once.
 type parts struct {
 	Config
-	Ledger    wholeLedger
-	Raft      *cluster.Node
+	Ledger    *cluster.Node
 	Plugins   plugins.Plugins
 	Workloads *workload.Manager
 	Discovery nodes.Discovery
@@ -402,9 +391,10 @@ func (p parts) config() Config {
 	c.Volumes.Name, c.Drivers.Name, c.Nodes.Name, c.Workloads.Name, c.Agent.Name, c.ACLs.Name = c.Name, c.Name, c.Name,
 		c.Name, c.Name, c.Name
 	l := p.Ledger
-	c.Ledger, c.Volumes.Ledger, c.Drivers.Ledger, c.Nodes.Ledger, c.Workloads.Ledger, c.Operator.Ledger = l, l, l, l, l, l
-	c.ACLs.Ledger, c.Agent.Ledger = l, l
-	c.Operator.Raft, c.Nodes.Raft, c.Agent.Raft = p.Raft, p.Raft, p.Raft
+	c.Ledger, c.Drivers.Ledger, c.Nodes.Ledger, c.Workloads.Ledger, c.Operator.Ledger = l, l, l, l, l
+	if c.ACLs.Ledger, c.Agent.Ledger = l, l; c.Volumes.Ledger == nil {
+		c.Volumes.Ledger = l
+	}
 	c.Plugins.Plugins, c.Plugins.Workloads, c.Plugins.Nodes = p.Plugins, p.Workloads, others
 	if c.Workloads.Nodes = others; c.Workloads.Workloads == nil {
 		c.Workloads.Workloads = p.Workloads
@@ -492,7 +482,7 @@ func openHost(t *testing.T, change ...func(c *parts)) *host {
 				Leftovers: func() []string { return []string{"/left"} }, Upgraded: func() *handover.Outcome { return nil },
 			},
 		},
-		Ledger: h.ledger, Raft: h.ledger.Node, Plugins: onePlugin{}, Workloads: manager,
+		Ledger: h.ledger.Node, Plugins: onePlugin{}, Workloads: manager,
 	}
 	cfg.Volumes = volumes.Handler{
 		Log: log, Controllers: ctl, Drivers: registry, Workloads: manager, Watcher: releases, Events: h.bus, Sealer: sealer,

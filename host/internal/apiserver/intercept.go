@@ -16,7 +16,6 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/system/tracing"
-	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // interceptor wraps every call: it checks permissions, logs changes, filters answers, adds codes to errors, and keeps
@@ -174,11 +173,11 @@ func (s *Server) logChange(n need, procedure string, c *call.Caller, msg any) {
 
 // object names what a request is about, without anything that could be a secret.
 func object(msg any) string {
+	spec := described(msg)
+	if m, ok := spec.(call.Namespaced); ok && spec != msg {
+		return call.Qualified(m.GetNamespace(), m.GetId())
+	}
 	switch m := msg.(type) {
-	case interface{ GetSpec() *hostv1.VolumeSpec }:
-		return call.Qualified(m.GetSpec().GetNamespace(), m.GetSpec().GetId())
-	case interface{ GetSpec() *hostv1.WorkloadSpec }:
-		return call.Qualified(m.GetSpec().GetNamespace(), m.GetSpec().GetId())
 	case interface{ GetSnapshotId() string }:
 		return m.GetSnapshotId()
 	case interface {
@@ -186,10 +185,7 @@ func object(msg any) string {
 		GetVolumeId() string
 	}:
 		return call.Qualified(m.GetNamespace(), m.GetVolumeId())
-	case interface {
-		GetNamespace() string
-		GetId() string
-	}:
+	case call.Namespaced:
 		return call.Qualified(m.GetNamespace(), m.GetId())
 	case interface{ GetId() string }:
 		return m.GetId()

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -199,7 +200,7 @@ func forced(more permission) permission {
 // mounting requires more for workloads with volumes.
 func mounting(more permission) permission {
 	return func(c *call.Caller, msg any) error {
-		if m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec }); ok && len(m.GetSpec().GetVolumes()) > 0 {
+		if spec, ok := described(msg).(*hostv1.WorkloadSpec); ok && len(spec.GetVolumes()) > 0 {
 			return more(c, msg)
 		}
 		return nil
@@ -208,17 +209,14 @@ func mounting(more permission) permission {
 
 // others requires reading the workloads that one waits for, and stopping those that it replaces, in their namespaces.
 func others(c *call.Caller, msg any) error {
-	m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec })
-	if !ok {
-		return nil
-	}
+	spec, _ := described(msg).(*hostv1.WorkloadSpec)
 	for _, list := range []struct {
 		field string
 		names []string
 		needs acl.Capability
 	}{
-		{"after", m.GetSpec().GetAfter(), acl.ReadWorkload},
-		{"replaces", m.GetSpec().GetReplaces(), acl.SubmitWorkload},
+		{"after", spec.GetAfter(), acl.ReadWorkload},
+		{"replaces", spec.GetReplaces(), acl.SubmitWorkload},
 	} {
 		for _, name := range list.names {
 			namespace, _, qualified := strings.Cut(name, "/")
@@ -237,17 +235,14 @@ func others(c *call.Caller, msg any) error {
 // identities requires that the policies list, for the workload's namespace, the names of its services, and of those
 // that it makes known as a terminating gateway.
 func identities(c *call.Caller, msg any) error {
-	m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec })
-	if !ok {
-		return nil
-	}
+	spec, _ := described(msg).(*hostv1.WorkloadSpec)
 	var missing []string
 	use := func(name string) {
 		if quoted := strconv.Quote(name); !c.AllowService(namespaceOf(msg), name) && !slices.Contains(missing, quoted) {
 			missing = append(missing, quoted)
 		}
 	}
-	for _, service := range m.GetSpec().GetServices() {
+	for _, service := range spec.GetServices() {
 		use(service.GetName())
 		for _, linked := range service.GetConnect().GetGateway().GetTerminating().GetServices() {
 			use(linked.GetName())
@@ -300,14 +295,21 @@ func topics(c *call.Caller, msg any) error {
 
 // namespaceOf returns the namespace of the object that a request names.
 func namespaceOf(msg any) string {
+	m, _ := described(msg).(interface{ GetNamespace() string })
+	if m == nil {
+		return claim.DefaultNamespace
+	}
+	return call.NamespaceOr(m.GetNamespace())
+}
+
+// described returns the spec in a request, or else the request.
+func described(msg any) any {
 	switch m := msg.(type) {
 	case interface{ GetSpec() *hostv1.VolumeSpec }:
-		return call.NamespaceOr(m.GetSpec().GetNamespace())
+		return m.GetSpec()
 	case interface{ GetSpec() *hostv1.WorkloadSpec }:
-		return call.NamespaceOr(m.GetSpec().GetNamespace())
-	case interface{ GetNamespace() string }:
-		return call.NamespaceOr(m.GetNamespace())
+		return m.GetSpec()
 	default:
-		return call.NamespaceOr("")
+		return msg
 	}
 }

@@ -180,8 +180,8 @@ func topologyRequest(rack string) *hostv1.TopologyRequest {
 func TestCreateIsFinishedByRepeatingIt(t *testing.T) {
 	var broken *brokenLedger
 	h := openHost(t, func(c *parts) {
-		broken = &brokenLedger{wholeLedger: c.Ledger}
-		c.Ledger = broken
+		broken = &brokenLedger{Ledger: c.Ledger}
+		c.Volumes.Ledger = broken
 	})
 	broken.failNext = true
 	_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec("mysql")})

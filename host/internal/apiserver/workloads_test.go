@@ -21,6 +21,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/apiserver/volumes"
 	"github.com/pannier/pannier/host/internal/apiserver/workloads"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -31,7 +32,7 @@ import (
 
 // brokenLedger makes the next registration fail with an error that leaves open whether it was applied.
 type brokenLedger struct {
-	wholeLedger
+	volumes.Ledger
 	failNext bool
 }
 
@@ -40,7 +41,7 @@ func (l *brokenLedger) RegisterVolume(ctx context.Context, v claim.Volume) (comm
 		l.failNext = false
 		return command.RegisterVolumeResult{}, command.ErrUncertain
 	}
-	return l.wholeLedger.RegisterVolume(ctx, v)
+	return l.Ledger.RegisterVolume(ctx, v)
 }
 
 func volumeOf(id string) claim.VolumeRef { return claim.VolumeRef{Namespace: "default", ID: id} }

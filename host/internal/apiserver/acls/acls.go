@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	ledger "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
@@ -35,19 +35,7 @@ type Handler struct {
 	// DataDir is where an operator may allow another bootstrap.
 	DataDir string
 	Log     hclog.Logger
-	Ledger  Ledger
-}
-
-// Ledger has the policies, roles and tokens (cluster.Node).
-type Ledger interface {
-	call.Ledger
-	BootstrapACL(ctx context.Context, t ledger.Token, reset uint64) (ledger.Token, error)
-	PutACLPolicies(ctx context.Context, policies ...ledger.Policy) ([]ledger.Policy, error)
-	DeleteACLPolicies(ctx context.Context, names ...string) ([]string, error)
-	PutACLRoles(ctx context.Context, roles ...ledger.Role) ([]ledger.Role, error)
-	DeleteACLRoles(ctx context.Context, names ...string) ([]string, error)
-	PutACLTokens(ctx context.Context, tokens ...ledger.Token) ([]ledger.Token, error)
-	DeleteACLTokens(ctx context.Context, accessors ...string) ([]ledger.Token, error)
+	Ledger  *cluster.Node
 }
 
 // ErrOff refuses every call while ACLs are off: tokens and policies that anybody made now would count once ACLs are

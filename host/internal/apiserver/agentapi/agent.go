@@ -1,6 +1,7 @@
 package agentapi
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -11,10 +12,9 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"golang.org/x/sys/unix"
-
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/internal/apiserver/asknode"
@@ -40,9 +40,8 @@ type Handler struct {
 	Nodes *asknode.Asker
 	// Services says, by consul block, what keeps this node's services from being in sync; empty: nothing.
 	Services interface{ Problems() map[string]string }
-	// Ledger and Raft are nil on an agent that is no server.
-	Ledger Ledger
-	Raft   *cluster.Node
+	// Ledger is nil on an agent that is no server.
+	Ledger *cluster.Node
 	// Health returns what is wrong with the agent; empty: it is ready. It is called often and must not block.
 	Health func() (reasons []string)
 	// Leftovers are mounts and directories that no record explains.
@@ -51,7 +50,7 @@ type Handler struct {
 	// stopped too, whatever the configuration says. It returns what else is stopped.
 	End func(plugins bool) Ending
 	// ReadConfig reads the agent's configuration again, and takes over what of it can be.
-	ReadConfig func(ctx context.Context) (Reloaded, error)
+	ReadConfig func(ctx context.Context) (*hostv1.ReloadResponse, error)
 	// Patient is this machine with the agent's configuration, for Examine.
 	Patient func() doctor.Patient
 	// Diagnosis describes the agent, for Diagnose.
@@ -69,12 +68,6 @@ type Handler struct {
 	drivers      *drivers.Handler
 	workloads    *workloads.Handler
 	examinations *examinations
-}
-
-// Ledger is read for the status and the metrics (cluster.Node).
-type Ledger interface {
-	call.Ledger
-	Size() int64
 }
 
 // SetServer tells a handler who serves it: where health and metrics are, clients whose calls are answered as if the
@@ -112,7 +105,7 @@ func (h *Handler) Status(ctx context.Context, req *hostv1.StatusRequest) (*hostv
 	if resp.Drivers, err = h.drivers.Shown(ctx); err != nil {
 		return nil, err
 	}
-	if !call.Here(h.Ledger) {
+	if h.Ledger == nil || !call.Here(h.Ledger) {
 		return resp, nil
 	}
 	stats := h.Ledger.Stats()
@@ -140,17 +133,7 @@ func (h *Handler) Stop(_ context.Context, req *hostv1.StopRequest) (*hostv1.Stop
 
 // Reload reads the agent's configuration again.
 func (h *Handler) Reload(ctx context.Context, _ *hostv1.ReloadRequest) (*hostv1.ReloadResponse, error) {
-	done, err := h.ReadConfig(ctx)
-	if err != nil {
-		return nil, err
-	}
-	resp := &hostv1.ReloadResponse{Restart: done.Restart}
-	for _, c := range done.Changes {
-		resp.Changes = append(resp.Changes, &hostv1.ConfigurationChange{
-			Block: c.Block, Outcome: c.Outcome, Message: c.Message,
-		})
-	}
-	return resp, nil
+	return h.ReadConfig(ctx)
 }
 
 // Upgrade begins to replace the agent's program.
@@ -216,4 +199,22 @@ func shownEvent(e events.Event) *hostv1.EventsResponse {
 		Seq: e.Seq, Time: call.Time(
 			e.Time), Topic: e.Topic, Type: e.Type, Subject: e.Subject, Message: e.Message, Details: maps.Clone(e.Details),
 	}}
+}
+
+// Ending describes what is stopped with the agent.
+type Ending struct {
+	Plugins   bool // and the drivers that the agent runs
+	Workloads bool // before the agent
+}
+
+// Reloaded describes in one line what became of a configuration that was read again.
+func Reloaded(r *hostv1.ReloadResponse) string {
+	var all []string
+	for _, c := range r.GetChanges() {
+		all = append(all, strings.TrimSuffix(c.GetBlock()+": "+c.GetOutcome()+": "+c.GetMessage(), ": "))
+	}
+	if len(r.GetRestart()) > 0 {
+		all = append(all, "needs a restart of the agent: "+strings.Join(r.GetRestart(), ", "))
+	}
+	return cmp.Or(strings.Join(all, "; "), "nothing has changed")
 }

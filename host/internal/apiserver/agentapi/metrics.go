@@ -8,44 +8,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/operator"
+	csidrivers "github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/workload"
-)
-
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("pannier_"+name, help, labels, nil)
-}
-
-var (
-	volumesDesc   = desc("volumes", "Registered volumes.")
-	claimsDesc    = desc("claims", "Claims in the ledger by state.", "state")
-	workloadsDesc = desc("workloads", "Workloads of this node by state; ended ones are forgotten after a while.",
-		"state")
-	releasesDesc = desc("workload_releases_waiting",
-		"Workloads of this node whose release failed at least once and is tried again, by why the last try failed.",
-		"reason")
-	triesDesc = desc("workload_release_failed_tries_total",
-		"Tries to release a workload of this node that failed, since the agent started.")
-	driverDesc         = desc("driver_healthy", "Whether a CSI driver of this node is healthy.", "driver")
-	driverRestartsDesc = desc("driver_restarts_total",
-		"Restarts of a CSI driver that the agent runs, since the agent started.", "driver")
-	consulDesc = desc("consul_in_sync", "Whether the services of this node's workloads are in sync with a Consul.",
-		"consul")
-	tokensDesc         = desc("tokens", "Consul tokens of workloads' services in the ledger.")
-	pluginDesc         = desc("plugin_running", "Whether a plugin is running.", "plugin")
-	pluginRestartsDesc = desc("plugin_restarts_total", "Restarts of a plugin since the agent started.", "plugin")
-	leaderDesc         = desc("ledger_leader", "Whether this agent leads the cluster.")
-	nodesDesc          = desc("nodes", "Nodes in the ledger by status.", "status")
-	oldestDesc         = desc("claim_release_stalled_seconds",
-		"How long the claim that has waited longest for the next step of its release has done so; 0: none waits.")
-	termDesc      = desc("ledger_term", "The ledger's term, which grows with each election.")
-	toleranceDesc = desc("ledger_failure_tolerance",
-		"How many more servers may fail before the ledger takes no changes; only the leader knows.")
-	indexDesc = desc("ledger_applied_index", "Index of the last log entry in this agent's ledger.")
-	sizeDesc  = desc("ledger_size_bytes", "Size of this agent's ledger on disk.")
 )
 
 // collectTimeout bounds reading the ledger for one scrape.
@@ -53,68 +22,88 @@ const collectTimeout = 5 * time.Second
 
 // Collect reads the host's state for one scrape.
 func (h *Handler) Collect(ctx context.Context, ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	send := func(kind prometheus.ValueType, name, help string, value float64, label ...string) {
+		var names, values []string
+		if len(label) > 0 {
+			names, values = label[:1], label[1:]
+		}
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("pannier_"+name, help, names, nil), kind, value, values...)
 	}
-	counter := func(d *prometheus.Desc, value int, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
+	gauge := func(name, help string, value float64, label ...string) {
+		send(prometheus.GaugeValue, name, help, value, label...)
+	}
+	counter := func(name, help string, value int, label ...string) {
+		send(prometheus.CounterValue, name, help, float64(value), label...)
 	}
 	for state, n := range h.workloads.Counts() {
-		gauge(workloadsDesc, float64(n), state)
+		gauge("workloads", "Workloads of this node by state; ended ones are forgotten after a while.",
+			float64(n), "state", state)
 	}
 	for reason, n := range h.waitingReleases() {
-		gauge(releasesDesc, float64(n), reason)
+		gauge("workload_releases_waiting",
+			"Workloads of this node whose release failed at least once and is tried again, by why the last try failed.",
+			float64(n), "reason", reason)
 	}
-	counter(triesDesc, int(h.workloads.Workloads.FailedTries()))
+	counter("workload_release_failed_tries_total",
+		"Tries to release a workload of this node that failed, since the agent started.",
+		int(h.workloads.Workloads.FailedTries()))
+	driver := func(id string, d csidrivers.Driver) {
+		gauge("driver_healthy", "Whether a CSI driver of this node is healthy.", bit(d.Healthy), "driver", id)
+		counter("driver_restarts_total", "Restarts of a CSI driver that the agent runs, since the agent started.",
+			d.Restarts, "driver", id)
+	}
 	for _, d := range h.drivers.Drivers.List() {
-		gauge(driverDesc, bit(d.Healthy), d.ID)
-		counter(driverRestartsDesc, d.Restarts, d.ID)
-		if c := d.Controller; c != nil {
-			gauge(driverDesc, bit(c.Healthy), d.ID+"/controller")
-			counter(driverRestartsDesc, c.Restarts, d.ID+"/controller")
+		driver(d.ID, d)
+		if d.Controller != nil {
+			driver(d.ID+"/controller", *d.Controller)
 		}
 	}
 	for _, p := range h.plugins.Plugins.Status() {
-		gauge(pluginDesc, bit(p.State == supervisor.Running), p.Name)
-		counter(pluginRestartsDesc, p.Restarts, p.Name)
+		gauge("plugin_running", "Whether a plugin is running.", bit(p.State == supervisor.Running), "plugin", p.Name)
+		counter("plugin_restarts_total", "Restarts of a plugin since the agent started.", p.Restarts, "plugin", p.Name)
 	}
 	for consul, problem := range h.Services.Problems() {
-		gauge(consulDesc, bit(problem == ""), consul)
+		gauge("consul_in_sync", "Whether the services of this node's workloads are in sync with a Consul.",
+			bit(problem == ""), "consul", consul)
 	}
 	if h.Ledger == nil {
 		return
 	}
 	stats := h.Ledger.Stats()
-	gauge(leaderDesc, bit(stats.Leader))
-	gauge(termDesc, float64(stats.Term))
-	gauge(indexDesc, float64(stats.AppliedIndex))
-	gauge(sizeDesc, float64(h.Ledger.Size()))
+	gauge("ledger_leader", "Whether this agent leads the cluster.", bit(stats.Leader))
+	gauge("ledger_term", "The ledger's term, which grows with each election.", float64(stats.Term))
+	gauge("ledger_applied_index", "Index of the last log entry in this agent's ledger.", float64(stats.AppliedIndex))
+	gauge("ledger_size_bytes", "Size of this agent's ledger on disk.", float64(h.Ledger.Size()))
 	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
 	defer cancel()
-	if stats.Leader && h.Raft != nil {
-		if peers, err := h.Raft.Peers(ctx); err == nil {
-			gauge(toleranceDesc, float64(operator.FailureTolerance(peers)))
+	if stats.Leader {
+		if peers, err := h.Ledger.Peers(ctx); err == nil {
+			gauge("ledger_failure_tolerance",
+				"How many more servers may fail before the ledger takes no changes; only the leader knows.",
+				float64(operator.FailureTolerance(peers)))
 		}
 	}
 	n, err := countLedger(ctx, h.Ledger)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded): // the ledger is not ready yet
 	case err != nil:
-		ch <- prometheus.NewInvalidMetric(volumesDesc, err)
+		ch <- prometheus.NewInvalidMetric(prometheus.NewDesc("pannier_volumes", "Registered volumes.", nil, nil), err)
 	default:
-		gauge(volumesDesc, float64(n.volumes))
-		gauge(tokensDesc, float64(n.tokens))
+		gauge("volumes", "Registered volumes.", float64(n.volumes))
+		gauge("tokens", "Consul tokens of workloads' services in the ledger.", float64(n.tokens))
 		for state, n := range n.claims {
-			gauge(claimsDesc, float64(n), string(state))
+			gauge("claims", "Claims in the ledger by state.", float64(n), "state", string(state))
 		}
 		for status, n := range n.nodes {
-			gauge(nodesDesc, float64(n), string(status))
+			gauge("nodes", "Nodes in the ledger by status.", float64(n), "status", string(status))
 		}
 		stalled := 0.0
 		if !n.stalled.IsZero() {
 			stalled = max(time.Since(n.stalled).Seconds(), 0)
 		}
-		gauge(oldestDesc, stalled)
+		gauge("claim_release_stalled_seconds",
+			"How long the claim that has waited longest for the next step of its release has done so; 0: none waits.",
+			stalled)
 	}
 }
 
@@ -145,7 +134,7 @@ func (c ledgerCounts) total() (all, releasing int) {
 }
 
 // countLedger reads the counts.
-func countLedger(ctx context.Context, ledger Ledger) (ledgerCounts, error) {
+func countLedger(ctx context.Context, ledger *cluster.Node) (ledgerCounts, error) {
 	now := ledgerCounts{claims: map[claim.State]int{}, nodes: map[claim.NodeStatus]int{
 		claim.NodeReady: 0, claim.NodeDisconnected: 0, claim.NodeDown: 0,
 	}}

@@ -52,3 +52,13 @@ var ErrAlone = errcode.FailedPrecondition.New("this host is alone, in no cluster
 
 // ErrStopping is the cause of calls that are cancelled because the server is closed.
 var ErrStopping = errcode.Unavailable.New("the agent is stopping: call again when it is back")
+
+// CheckIDs checks the ids that a request may give, by its fields.
+func CheckIDs(object string, ids map[string]string) error {
+	for field, id := range ids {
+		if err := claim.CheckID(id); id != "" && err != nil {
+			return Invalid(object, field, err.Error())
+		}
+	}
+	return nil
+}

@@ -2,16 +2,16 @@ package call
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
-
-	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // How long a query waits for a change.
@@ -103,6 +103,14 @@ func waitOf(how *hostv1.ReadOptions) (time.Duration, error) {
 		return 0, Invalid("query", "read.wait", fmt.Sprintf("must be 0 to %s", MaxWait))
 	}
 	return wait, nil
+}
+
+// Found reports whether something was read; missing is the error of what does not exist.
+func Found(err, missing error) (bool, error) {
+	if errors.Is(err, missing) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Latest reads something of the ledger as it is now.

@@ -10,6 +10,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"connectrpc.com/connect"
 )
 
 const (
@@ -21,9 +23,9 @@ const (
 	logInterval = 200 * time.Millisecond
 )
 
-// StreamLog sends the last lines of a log and, with follow, new ones until ctx ends. begin is called before the first
+// streamLog sends the last lines of a log and, with follow, new ones until ctx ends. begin is called before the first
 // line, which may be far off.
-func StreamLog(ctx context.Context, path string, recent int, follow bool, begin func() error,
+func streamLog(ctx context.Context, path string, recent int, follow bool, begin func() error,
 	send func(line string) error,
 ) error {
 	if recent < 0 || recent > maxLogLines {
@@ -49,12 +51,26 @@ func StreamLog(ctx context.Context, path string, recent int, follow bool, begin 
 	return l.read(ctx, follow)
 }
 
+// SendLog answers a request for the log of something, such as a driver, by a stream of its lines.
+func SendLog[M any](ctx context.Context, of, path string, req interface {
+	GetRecent() int32
+	GetFollow() bool
+}, stream *connect.ServerStream[M], message func(line string) *M,
+) error {
+	err := streamLog(ctx, path, int(req.GetRecent()), req.GetFollow(), func() error { return stream.Send(nil) },
+		func(line string) error { return stream.Send(message(line)) })
+	if err != nil {
+		return fmt.Errorf("read the log of %s: %w", of, err)
+	}
+	return nil
+}
+
 // shownLines are how many of a driver's last lines are shown with its state.
 const shownLines = 5
 
 // LastOutput returns the last lines of a log; none if it cannot be read.
 func LastOutput(ctx context.Context, path string) (lines []string) {
-	_ = StreamLog(ctx, path, shownLines, false, func() error { return nil }, func(line string) error {
+	_ = streamLog(ctx, path, shownLines, false, func() error { return nil }, func(line string) error {
 		lines = append(lines, line)
 		return nil
 	})

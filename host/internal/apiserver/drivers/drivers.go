@@ -2,7 +2,6 @@ package drivers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -75,9 +74,7 @@ func (h *Handler) RestartDriver(ctx context.Context,
 }
 
 // ListDrivers lists the drivers of this node and of the ledger, by id.
-func (h *Handler) ListDrivers(ctx context.Context,
-	_ *hostv1.ListDriversRequest,
-) (*hostv1.ListDriversResponse, error) {
+func (h *Handler) ListDrivers(ctx context.Context, _ *hostv1.ListDriversRequest) (*hostv1.ListDriversResponse, error) {
 	shown, err := h.Shown(ctx)
 	return &hostv1.ListDriversResponse{Drivers: shown}, err
 }
@@ -110,12 +107,8 @@ func (h *Handler) DriverLog(ctx context.Context, req *hostv1.DriverLogRequest,
 	if err != nil {
 		return err
 	}
-	err = call.StreamLog(ctx, path, int(req.GetRecent()), req.GetFollow(), func() error { return stream.Send(nil) },
-		func(line string) error { return stream.Send(&hostv1.DriverLogResponse{Line: line}) })
-	if err != nil {
-		return fmt.Errorf("read the log of driver %q: %w", req.GetId(), err)
-	}
-	return nil
+	return call.SendLog(ctx, fmt.Sprintf("driver %q", req.GetId()), path, req, stream,
+		func(line string) *hostv1.DriverLogResponse { return &hostv1.DriverLogResponse{Line: line} })
 }
 
 // shownDriver returns a driver as this node has it or, if only other nodes have it, as the ledger has it. If no node
@@ -128,7 +121,7 @@ func (h *Handler) shownDriver(ctx context.Context, id string) (*hostv1.Driver, e
 	if call.Here(h.Ledger) {
 		var err error
 		known, err = call.Reading(ctx, h.Ledger, func(tx *state.ReadTx) (claim.Driver, error) { return tx.Driver(id) })
-		if err != nil && !errors.Is(err, claim.ErrDriverNotFound) {
+		if _, err = call.Found(err, claim.ErrDriverNotFound); err != nil {
 			return nil, err
 		}
 	}

@@ -64,9 +64,7 @@ func (h *Handler) leaderName() string {
 }
 
 // JoinMembers joins agents at their addresses.
-func (h *Handler) JoinMembers(_ context.Context,
-	req *hostv1.JoinMembersRequest,
-) (*hostv1.JoinMembersResponse, error) {
+func (h *Handler) JoinMembers(_ context.Context, req *hostv1.JoinMembersRequest) (*hostv1.JoinMembersResponse, error) {
 	if len(req.GetAddresses()) == 0 {
 		return nil, call.Invalid("join", "addresses", "are missing: at which host:port is another agent?")
 	}
@@ -78,9 +76,7 @@ func (h *Handler) JoinMembers(_ context.Context,
 }
 
 // ForceLeave marks a failed agent as left.
-func (h *Handler) ForceLeave(_ context.Context,
-	req *hostv1.ForceLeaveRequest,
-) (*hostv1.ForceLeaveResponse, error) {
+func (h *Handler) ForceLeave(_ context.Context, req *hostv1.ForceLeaveRequest) (*hostv1.ForceLeaveResponse, error) {
 	if m, _ := h.Discovery.Member(req.GetName()); m.Status == discovery.Alive {
 		return nil, fmt.Errorf("force %q to leave: %w: it would be back at once; on it: pannier agent leave", m.Name,
 			ErrAlive)
@@ -100,7 +96,7 @@ func (h *Handler) Leave(ctx context.Context, _ *hostv1.LeaveRequest) (*hostv1.Le
 	}
 	// A plain node has nothing to hand over.
 	leave := func(_ context.Context, leave func() error) error { return leave() }
-	if h.Raft != nil {
+	if h.Ledger != nil {
 		others := slices.ContainsFunc(h.Discovery.Members(), func(m discovery.Member) bool {
 			return m.Name != h.Name && m.Role == discovery.Server && m.Status == discovery.Alive
 		})
@@ -108,7 +104,7 @@ func (h *Handler) Leave(ctx context.Context, _ *hostv1.LeaveRequest) (*hostv1.Le
 			return nil, fmt.Errorf("%s: %w; start another one first, or stop the agent: pannier agent stop", doing,
 				ErrLastServer)
 		}
-		leave = h.Raft.Leave
+		leave = h.Ledger.Leave
 	}
 	if err := leave(ctx, h.Discovery.Leave); err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)

@@ -27,10 +27,9 @@ import (
 type Handler struct {
 	Name, Version, Datacenter string // of this agent
 	Log                       hclog.Logger
-	Ledger                    Ledger // nil: this agent is no server
-	// Discovery is nil on a host in no cluster, and Raft on a node that is no server too.
+	Ledger                    *cluster.Node // nil: this agent is no server
+	// Discovery is nil on a host in no cluster.
 	Discovery Discovery
-	Raft      *cluster.Node
 	// Leader finds the leader; nil: this host is in no cluster.
 	Leader *route.Router
 	// Heard returns when a node's last heartbeat was answered, and until when its claims are kept without another one;
@@ -44,18 +43,6 @@ type Handler struct {
 	}
 	// Stop begins to stop the agent.
 	Stop func()
-}
-
-// Ledger has the nodes' records (cluster.Node).
-type Ledger interface {
-	call.Ledger
-	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
-	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
-	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult,
-		error)
-	DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error)
-	// DeleteDownNode keeps a node that has come back since it was read.
-	DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error)
 }
 
 // Discovery is this agent's gossip (discovery.Discovery).

@@ -4,13 +4,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/durationpb"
-
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
@@ -26,8 +27,7 @@ import (
 // Handler serves pannier.host.v1.OperatorService, SecretsService and SystemService. All are answered by servers.
 type Handler struct {
 	Log    hclog.Logger
-	Ledger call.Ledger
-	Raft   *cluster.Node
+	Ledger *cluster.Node
 	// Reconcile compares what runs on this host with the ledger, after that was restored; nil in a cluster.
 	Reconcile func(ctx context.Context) error
 	// SecretsKeys encrypt volumes' secrets.
@@ -39,7 +39,7 @@ type Handler struct {
 
 // ListPeers lists the servers that take part in raft.
 func (h *Handler) ListPeers(ctx context.Context, _ *hostv1.ListPeersRequest) (*hostv1.ListPeersResponse, error) {
-	peers, err := h.Raft.Peers(ctx)
+	peers, err := h.Ledger.Peers(ctx)
 	return &hostv1.ListPeersResponse{Peers: call.Each(peers, shownPeer)}, err
 }
 
@@ -58,22 +58,18 @@ func shownPeer(p cluster.Peer) *hostv1.RaftPeer {
 func (h *Handler) TransferLeadership(ctx context.Context,
 	req *hostv1.TransferLeadershipRequest,
 ) (*hostv1.TransferLeadershipResponse, error) {
-	err := h.Raft.TransferLeadership(ctx, req.GetName())
-	return &hostv1.TransferLeadershipResponse{Leader: h.Raft.Stats().LeaderName}, err
+	err := h.Ledger.TransferLeadership(ctx, req.GetName())
+	return &hostv1.TransferLeadershipResponse{Leader: h.Ledger.Stats().LeaderName}, err
 }
 
 // RemovePeer removes a server that is gone for good from raft.
-func (h *Handler) RemovePeer(ctx context.Context,
-	req *hostv1.RemovePeerRequest,
-) (*hostv1.RemovePeerResponse, error) {
-	return &hostv1.RemovePeerResponse{}, h.Raft.RemovePeer(ctx, req.GetName())
+func (h *Handler) RemovePeer(ctx context.Context, req *hostv1.RemovePeerRequest) (*hostv1.RemovePeerResponse, error) {
+	return &hostv1.RemovePeerResponse{}, h.Ledger.RemovePeer(ctx, req.GetName())
 }
 
 // GetAutopilot reads autopilot's settings.
-func (h *Handler) GetAutopilot(context.Context,
-	*hostv1.GetAutopilotRequest,
-) (*hostv1.GetAutopilotResponse, error) {
-	return &hostv1.GetAutopilotResponse{Autopilot: shownAutopilot(h.Raft.Autopilot())}, nil
+func (h *Handler) GetAutopilot(context.Context, *hostv1.GetAutopilotRequest) (*hostv1.GetAutopilotResponse, error) {
+	return &hostv1.GetAutopilotResponse{Autopilot: shownAutopilot(h.Ledger.Autopilot())}, nil
 }
 
 func shownAutopilot(a claim.Autopilot) *hostv1.Autopilot {
@@ -98,7 +94,7 @@ func (h *Handler) SetAutopilot(ctx context.Context,
 		quorum := int(want.GetMinQuorum())
 		by.MinQuorum = &quorum
 	}
-	now, err := h.Raft.SetAutopilot(ctx, by)
+	now, err := h.Ledger.SetAutopilot(ctx, by)
 	return &hostv1.SetAutopilotResponse{Autopilot: shownAutopilot(now)}, err
 }
 
@@ -115,7 +111,7 @@ func asDuration(d *durationpb.Duration) *time.Duration {
 func (h *Handler) AutopilotHealth(ctx context.Context,
 	_ *hostv1.AutopilotHealthRequest,
 ) (*hostv1.AutopilotHealthResponse, error) {
-	peers, err := h.Raft.Peers(ctx)
+	peers, err := h.Ledger.Peers(ctx)
 	return &hostv1.AutopilotHealthResponse{
 		Healthy: !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return !p.Healthy }), Peers: call.Each(peers, shownPeer),
 		FailureTolerance: int64(FailureTolerance(peers)),
@@ -143,7 +139,7 @@ const snapshotChunk = 256 << 10
 func (h *Handler) SaveSnapshot(ctx context.Context, _ *hostv1.SaveSnapshotRequest,
 	stream *connect.ServerStream[hostv1.SaveSnapshotResponse],
 ) error {
-	info, err := h.Raft.Save(ctx, chunks(func(chunk []byte) error {
+	info, err := h.Ledger.Save(ctx, chunks(func(chunk []byte) error {
 		return stream.Send(&hostv1.SaveSnapshotResponse{Chunk: chunk})
 	}))
 	if err != nil {
@@ -191,7 +187,7 @@ func (h *Handler) RestoreSnapshot(ctx context.Context,
 		return nil, err
 	}
 	h.Log.Warn("the ledger is replaced by a snapshot", "by", call.CallerOf(ctx).Who())
-	info, err := h.Raft.Restore(ctx, &received{stream: stream})
+	info, err := h.Ledger.Restore(ctx, &received{stream: stream})
 	if err != nil {
 		return nil, err
 	}
@@ -313,4 +309,43 @@ func (h *Handler) CollectGarbage(ctx context.Context,
 		})
 	}
 	return resp, err
+}
+
+// watched are Watch's topics by name.
+var watched = map[string][]state.Topic{
+	"volumes":   {state.TopicVolumes},
+	"claims":    call.AllClaims,
+	"nodes":     {state.TopicNodes},
+	"workloads": {state.TopicWorkloads},
+	"drivers":   {state.TopicDrivers},
+}
+
+// Watch sends a message at once, and whenever one of the topics may have changed. Changes while a message is sent are
+// reported by one message.
+func (h *Handler) Watch(ctx context.Context, req *hostv1.WatchRequest,
+	stream *connect.ServerStream[hostv1.WatchResponse],
+) error {
+	var topics []state.Topic
+	for _, name := range req.GetTopics() {
+		if watched[name] == nil {
+			return call.Invalid("watch", "topics",
+				fmt.Sprintf("has %q, which is none of %s", call.Shortened(name), strings.Join(slices.Sorted(maps.Keys(watched)), ", ")))
+		}
+		topics = append(topics, watched[name]...)
+	}
+	if len(topics) == 0 {
+		return call.Invalid("watch", "topics", "are missing: some of "+strings.Join(slices.Sorted(maps.Keys(watched)), ", "))
+	}
+	for told := uint64(0); ; {
+		// Only the index is read.
+		index, err := h.Ledger.ReadChanged(ctx, cluster.Blocking{MinIndex: told, Wait: call.MaxWait}, topics,
+			func(*state.ReadTx) error { return nil })
+		if err == nil && (told == 0 || index > told) {
+			told = max(index, 1)
+			err = stream.Send(&hostv1.WatchResponse{Index: index})
+		}
+		if err != nil {
+			return err
+		}
+	}
 }

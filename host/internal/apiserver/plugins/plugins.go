@@ -35,7 +35,7 @@ type Handler struct {
 	Uses      func() []catalog.Use
 	Drivers   *drivers.Registry
 	Devices   *devices.Registry
-	Workloads Workloads
+	Workloads *workload.Manager
 	Nodes     *asknode.Asker
 }
 
@@ -58,13 +58,6 @@ type Plugins interface {
 	Log(name string) (string, error)
 }
 
-// Workloads are those of this node (workload.Manager).
-type Workloads interface {
-	List() []workload.Workload
-	// WorkloadsUsing names what is mounted or attached by a driver.
-	WorkloadsUsing(driver string) []string
-}
-
 // ListPlugins lists the plugin processes.
 func (h *Handler) ListPlugins(ctx context.Context,
 	req *hostv1.ListPluginsRequest,
@@ -76,9 +69,7 @@ func (h *Handler) ListPlugins(ctx context.Context,
 }
 
 // SwapPlugin replaces a plugin's processes by the binary in the plugin directory, or gives that a part of the calls.
-func (h *Handler) SwapPlugin(ctx context.Context,
-	req *hostv1.SwapPluginRequest,
-) (*hostv1.SwapPluginResponse, error) {
+func (h *Handler) SwapPlugin(ctx context.Context, req *hostv1.SwapPluginRequest) (*hostv1.SwapPluginResponse, error) {
 	swap := h.Plugins.Swap
 	if percent := req.GetCanaryPercent(); percent != 0 {
 		if percent < 1 || percent > 99 {
@@ -342,7 +333,7 @@ func shownSide(s supervisor.Side) *hostv1.PluginGeneration {
 func (h *Handler) PluginLog(ctx context.Context, req *hostv1.PluginLogRequest,
 	stream *connect.ServerStream[hostv1.PluginLogResponse],
 ) error {
-	name, recent := req.GetName(), int(req.GetRecent())
+	name := req.GetName()
 	if err := claim.CheckID(name); err != nil {
 		return call.Invalid("plugin", "name", err.Error())
 	}
@@ -353,10 +344,6 @@ func (h *Handler) PluginLog(ctx context.Context, req *hostv1.PluginLogRequest,
 	if err != nil {
 		return err
 	}
-	err = call.StreamLog(ctx, path, recent, req.GetFollow(), func() error { return stream.Send(nil) },
-		func(line string) error { return stream.Send(&hostv1.PluginLogResponse{Line: line}) })
-	if err != nil {
-		return fmt.Errorf("read the log of plugin %q: %w", name, err)
-	}
-	return nil
+	return call.SendLog(ctx, fmt.Sprintf("plugin %q", name), path, req, stream,
+		func(line string) *hostv1.PluginLogResponse { return &hostv1.PluginLogResponse{Line: line} })
 }

@@ -10,13 +10,19 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 // volumeType is the only supported type of volumes.
@@ -408,4 +414,122 @@ func inUse(v claim.Volume, claims []claim.Claim, detail string) error {
 		Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims,
 		At: time.Now(),
 	}
+}
+
+// volumeSpec returns a volume's definition as the API shows it. keys are the names of its secrets.
+func volumeSpec(v claim.Volume, keys []string) *hostv1.VolumeSpec {
+	spec := &hostv1.VolumeSpec{
+		Id: v.ID, Name: v.Name, Type: volumeType, Namespace: v.Namespace, PluginId: v.PluginID, ExternalId: v.ExternalID,
+		CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax, CloneId: v.CloneID, SnapshotId: v.SnapshotID,
+		MountOptions: call.ShownMountOptions(v.MountOptions),
+		Parameters:   maps.Clone(v.Parameters), Context: maps.Clone(v.Context),
+	}
+	for _, c := range v.Capabilities {
+		spec.Capabilities = append(spec.Capabilities, &hostv1.VolumeCapability{
+			AccessMode: string(c.AccessMode), AttachmentMode: string(c.AttachmentMode),
+		})
+	}
+	if len(v.Topology.Required)+len(v.Topology.Preferred) > 0 {
+		spec.TopologyRequest = &hostv1.TopologyRequest{
+			Required:  call.Each(v.Topology.Required, shownTopology),
+			Preferred: call.Each(v.Topology.Preferred, shownTopology),
+		}
+	}
+	for _, key := range keys {
+		if spec.Secrets == nil {
+			spec.Secrets = map[string]string{}
+		}
+		spec.Secrets[key] = call.Redacted
+	}
+	return spec
+}
+
+func shownTopology(t claim.Topology) *hostv1.Topology {
+	return &hostv1.Topology{Segments: maps.Clone(t.Segments)}
+}
+
+func topology(t *hostv1.Topology) claim.Topology {
+	return claim.Topology{Segments: maps.Clone(t.GetSegments())}
+}
+
+// mayUse checks that a definition uses no other namespace's data: volumes, clone sources and snapshots are named by
+// the driver's ids, which have no namespaces. If another namespace has registered such an id, the caller needs there
+// the permission that it would need for that volume itself. The error names that namespace only to a caller that may
+// list its volumes.
+func (h *Handler) mayUse(ctx context.Context, v claim.Volume) error {
+	c := call.CallerOf(ctx)
+	if c.IsManagement() {
+		return nil
+	}
+	needs := map[string]acl.Capability{}
+	if v.CloneID != "" {
+		needs[v.CloneID] = acl.CSIReadVolume
+	}
+	if v.SnapshotID != "" {
+		source, err := h.snapshotSource(ctx, v)
+		if err != nil {
+			return err
+		}
+		// If the driver does not say whose snapshot it is, reading everything at the driver is required.
+		if source == "" {
+			return c.May(acl.Plugin, acl.Read)
+		}
+		needs[source] = acl.CSIReadVolume
+	}
+	if v.ExternalID != "" {
+		needs[v.ExternalID] = acl.CSIWriteVolume
+	}
+	if len(needs) == 0 {
+		return nil
+	}
+	return h.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		for _, id := range slices.Sorted(maps.Keys(needs)) {
+			registered, err := tx.VolumesByExternalID(v.PluginID, id)
+			if err != nil {
+				return err
+			}
+			for _, other := range registered {
+				if other.Namespace == v.Namespace {
+					continue
+				}
+				err := c.MayIn(other.Namespace, needs[id])
+				if err != nil && !c.AllowNamespace(other.Namespace, acl.CSIListVolume) {
+					err = c.Lacks(fmt.Sprintf("the capability %q on the namespace that has registered what external_id, clone_id "+
+						"or snapshot_id names at driver %q", needs[id], v.PluginID))
+				}
+				if err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// snapshotSource returns the external id of the volume that a snapshot was taken of, or "" if the driver does not
+// say.
+func (h *Handler) snapshotSource(ctx context.Context, v claim.Volume) (string, error) {
+	open, err := h.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
+	if err != nil {
+		return "", err
+	}
+	id, _, err := h.snapshotID(ctx, v.Namespace, v.PluginID, v.SnapshotID)
+	if err != nil {
+		return "", err
+	}
+	list, err := h.Controllers.ListSnapshots(ctx, v.PluginID, storage.ListSnapshotsRequest{
+		Page: storage.Page{Max: 1}, SnapshotID: id, Secrets: open,
+	})
+	if status.Code(err) == codes.Unimplemented {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("find the volume of snapshot %q: %w", v.SnapshotID, err)
+	}
+	for _, snapshot := range list.Snapshots {
+		if snapshot.ID == id {
+			return snapshot.VolumeExternalID, nil
+		}
+	}
+	return "", nil
 }

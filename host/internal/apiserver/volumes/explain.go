@@ -2,7 +2,6 @@ package volumes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -47,9 +46,9 @@ func (h *Handler) ExplainVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	plain := call.Each(claims, func(of held) claim.Claim { return of.claim })
 	resp := &hostv1.ExplainVolumeResponse{
-		Volume:     h.shownVolume(volume, claimsOf(claims)),
-		Conditions: h.look(ctx, volume, claimsOf(claims)).conditions(),
+		Volume: h.shownVolume(volume, plain), Conditions: h.look(ctx, volume, plain).conditions(),
 	}
 	attempt, _ := h.Watcher.Attempt(ref)
 	for _, of := range claims {
@@ -85,29 +84,19 @@ func heldBy(tx *state.ReadTx, v claim.Volume) (all []held, err error) {
 	for _, c := range claims {
 		h := held{claim: c, driver: v.PluginID}
 		n, err := tx.Node(c.Node)
-		switch {
-		case err == nil:
-			h.node = &n
-		case !errors.Is(err, claim.ErrNodeNotFound):
+		if known, err := call.Found(err, claim.ErrNodeNotFound); err != nil {
 			return nil, err
+		} else if known {
+			h.node = &n
 		}
 		w, err := tx.Workload(c.Workload)
-		switch {
-		case err == nil:
-			h.workload = w.Status
-		case !errors.Is(err, claim.ErrWorkloadNotFound):
+		if _, err := call.Found(err, claim.ErrWorkloadNotFound); err != nil {
 			return nil, err
 		}
+		h.workload = w.Status // empty: the ledger does not know it
 		all = append(all, h)
 	}
 	return all, nil
-}
-
-func claimsOf(all []held) (claims []claim.Claim) {
-	for _, h := range all {
-		claims = append(claims, h.claim)
-	}
-	return claims
 }
 
 // explain fills in what a claim waits for, what happens by itself, and what to run.

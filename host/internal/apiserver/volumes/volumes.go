@@ -2,12 +2,12 @@ package volumes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -34,7 +34,7 @@ type Handler struct {
 	Ledger      Ledger
 	Controllers *controllers.Controllers
 	Drivers     *drivers.Registry
-	Workloads   Workloads
+	Workloads   *workload.Manager
 	// Watcher releases claims.
 	Watcher *watcher.Watcher
 	Events  *events.Bus
@@ -54,12 +54,6 @@ type Ledger interface {
 	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
 	PutSnapshot(ctx context.Context, s claim.Snapshot) (command.PutSnapshotResult, error)
 	DeleteSnapshot(ctx context.Context, driver, id string) ([]claim.SnapshotRef, error)
-}
-
-// Workloads are those of this node (workload.Manager).
-type Workloads interface {
-	Get(ref claim.WorkloadRef) (workload.Workload, error)
-	Placements(ref claim.VolumeRef) []workload.Placement
 }
 
 // Nodes asks other nodes about their mounts, while this server leads (peer.Nodes).
@@ -101,9 +95,7 @@ func (h *Handler) GetVolume(ctx context.Context, req *hostv1.GetVolumeRequest) (
 // driverOf reads the driver of a volume; empty: no node has it.
 func driverOf(tx *state.ReadTx, v claim.Volume) (claim.Driver, error) {
 	d, err := tx.Driver(v.PluginID)
-	if errors.Is(err, claim.ErrDriverNotFound) {
-		err = nil
-	}
+	_, err = call.Found(err, claim.ErrDriverNotFound)
 	return d, err
 }
 
@@ -217,10 +209,8 @@ func (h *Handler) lockVolume(ctx context.Context, req call.Namespaced) (v claim.
 // findVolume is readVolume for a volume that may not exist.
 func (h *Handler) findVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, found bool, err error) {
 	v, _, err = h.readVolume(ctx, ref)
-	if errors.Is(err, claim.ErrVolumeNotFound) {
-		return v, false, nil
-	}
-	return v, err == nil, err
+	found, err = call.Found(err, claim.ErrVolumeNotFound)
+	return v, found, err
 }
 
 // shownVolume returns a volume as the API shows it: with its claims, the state of their release, and its driver.
@@ -300,4 +290,183 @@ func (h *Handler) snapshotEvent(kind, driver, id, of string) {
 		details["volume"] = of
 	}
 	h.Events.Publish(events.Event{Topic: events.TopicSnapshot, Type: kind, Subject: id, Details: details})
+}
+
+// maxPerPage bounds a page of ListVolumes.
+const maxPerPage = 1000
+
+// volumeStates are the states that ListVolumes can be asked for.
+var volumeStates = []string{"free", "taken", "releasing"}
+
+// ListVolumes lists volumes by namespace, driver, node or state, with their claims. Only those that are in the answer
+// are read: a page of a long list costs little more than the names of all.
+func (h *Handler) ListVolumes(ctx context.Context, m *hostv1.ListVolumesRequest) (*hostv1.ListVolumesResponse, error) {
+	namespace := call.AllOr(m.GetNamespace())
+	ids := map[string]string{"namespace": namespace, "plugin_id": m.GetPluginId(), "node": m.GetNode()}
+	if err := call.CheckIDs("list volumes", ids); err != nil {
+		return nil, err
+	}
+	switch {
+	case m.GetState() != "" && !slices.Contains(volumeStates, m.GetState()):
+		return nil, call.Invalid("list volumes", "state", fmt.Sprintf("%q is not one of %s", call.Shortened(m.GetState()),
+			strings.Join(volumeStates, ", ")))
+	case m.GetPerPage() < 0 || m.GetPerPage() > maxPerPage:
+		return nil, call.Invalid("list volumes", "per_page", fmt.Sprintf("must be 0 to %d", maxPerPage))
+	case m.GetPage() < 0:
+		return nil, call.Invalid("list volumes", "page", "counts from 1")
+	}
+	resp := &hostv1.ListVolumesResponse{}
+	var err error
+	topics := append([]state.Topic{state.TopicVolumes, state.TopicDrivers}, call.AllClaims...)
+	resp.Meta, err = call.Read(ctx, h.Ledger, m, topics, func(tx *state.ReadTx) error {
+		refs, err := tx.VolumeRefs(namespace, m.GetPluginId())
+		if err == nil && len(refs) == 0 && m.GetPluginId() != "" {
+			err = h.checkDriver(ctx, tx, m.GetPluginId())
+		}
+		if err == nil {
+			refs, err = selected(tx, m, refs)
+		}
+		if err != nil {
+			return err
+		}
+		c := call.CallerOf(ctx)
+		refs = slices.DeleteFunc(refs, func(r claim.VolumeRef) bool {
+			return !c.AllowNamespace(r.Namespace, acl.CSIListVolume)
+		})
+		resp.Volumes, resp.Total = nil, int64(len(refs))
+		drivers := map[string]claim.Driver{}
+		for _, ref := range pageOf(refs, int(m.GetPerPage()), int(m.GetPage())) {
+			v, claims, err := volumeAndClaims(tx, ref)
+			if err != nil {
+				return err
+			}
+			d, known := drivers[v.PluginID]
+			if !known {
+				if d, err = driverOf(tx, v); err != nil {
+					return err
+				}
+				drivers[v.PluginID] = d
+			}
+			resp.Volumes = append(resp.Volumes, showDriver(h.shownVolume(v, claims), d))
+		}
+		return nil
+	})
+	return resp, err
+}
+
+// selected keeps the volumes that a list is asked for.
+func selected(tx *state.ReadTx, m *hostv1.ListVolumesRequest, refs []claim.VolumeRef) ([]claim.VolumeRef, error) {
+	if search := strings.ToLower(m.GetSearch()); search != "" {
+		refs = slices.DeleteFunc(refs, func(r claim.VolumeRef) bool {
+			return !strings.Contains(strings.ToLower(r.ID), search)
+		})
+	}
+	if m.GetState() != "" {
+		claimed, err := tx.VolumesClaimed(m.GetState() == "releasing")
+		if err != nil {
+			return nil, err
+		}
+		refs = slices.DeleteFunc(refs, func(r claim.VolumeRef) bool { return claimed[r] == (m.GetState() == "free") })
+	}
+	if m.GetNode() != "" {
+		claims, err := tx.ClaimsOn(m.GetNode())
+		if err != nil {
+			return nil, err
+		}
+		there := map[claim.VolumeRef]bool{}
+		for _, c := range claims {
+			there[c.Volume] = true
+		}
+		refs = slices.DeleteFunc(refs, func(r claim.VolumeRef) bool { return !there[r] })
+	}
+	return refs, nil
+}
+
+// pageOf returns one page of a list; a size of 0: all of it.
+func pageOf(refs []claim.VolumeRef, size, page int) []claim.VolumeRef {
+	if size == 0 {
+		return refs
+	}
+	from := min((max(page, 1)-1)*size, len(refs))
+	return refs[from:min(from+size, len(refs))]
+}
+
+// seenVolume is what a driver says of a volume.
+type seenVolume struct {
+	controller *storage.Condition // nil: it says nothing
+	nodes      []string           // that have mounted it; this one first
+	stats      []*storage.Stats   // of each node; nil: it did not answer
+}
+
+// look asks the driver's controller about a volume, and each node that has mounted it.
+func (h *Handler) look(ctx context.Context, v claim.Volume, claims []claim.Claim) seenVolume {
+	ctx, cancel := context.WithTimeout(ctx, call.StatsTimeout)
+	defer cancel()
+	var seen seenVolume
+	places := h.Workloads.Placements(v.VolumeRef)
+	if len(places) > 0 {
+		seen.nodes = append(seen.nodes, h.Name)
+	}
+	seen.nodes = append(seen.nodes, h.elsewhere(claims)...)
+	seen.stats = make([]*storage.Stats, len(seen.nodes))
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		if condition, err := h.Controllers.Condition(ctx, v); err == nil {
+			seen.controller = condition
+		}
+	})
+	for n, node := range seen.nodes {
+		asking.Go(func() {
+			var stats storage.Stats
+			var err error
+			if node == h.Name {
+				stats, err = h.Controllers.Stats(ctx, v, places[0].Place)
+			} else {
+				stats, err = h.Nodes.VolumeStats(ctx, node, v)
+			}
+			if err == nil {
+				seen.stats[n] = &stats
+			}
+		})
+	}
+	asking.Wait()
+	return seen
+}
+
+// usage is that of the first node that answered; nil: none did.
+func (v seenVolume) usage() *hostv1.VolumeUsage {
+	for _, stats := range v.stats {
+		if stats == nil {
+			continue
+		}
+		shown := &hostv1.VolumeUsage{}
+		for _, u := range stats.Usage {
+			switch u.Unit {
+			case storage.Bytes:
+				shown.BytesTotal, shown.BytesUsed, shown.BytesAvailable = u.Total, u.Used, u.Available
+			case storage.Inodes:
+				shown.InodesTotal, shown.InodesUsed, shown.InodesAvailable = u.Total, u.Used, u.Available
+			}
+		}
+		if stats.Condition != nil {
+			shown.Abnormal, shown.Condition = stats.Condition.Abnormal, stats.Condition.Message
+		}
+		return shown
+	}
+	return nil
+}
+
+func (v seenVolume) conditions() (all []*hostv1.VolumeCondition) {
+	add := func(node string, c *storage.Condition) {
+		if c != nil {
+			all = append(all, &hostv1.VolumeCondition{Node: node, Abnormal: c.Abnormal, Message: c.Message})
+		}
+	}
+	add("", v.controller)
+	for n, stats := range v.stats {
+		if stats != nil {
+			add(v.nodes[n], stats.Condition)
+		}
+	}
+	return all
 }

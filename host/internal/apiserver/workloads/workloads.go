@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/asknode"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
@@ -100,16 +102,30 @@ func (h *Handler) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRe
 		}
 		opts.MountedAt = at
 	}
-	// If the caller disconnects the wait ends, not the start.
+	return follow(ctx, h, stream, func(step *hostv1.Step, w *hostv1.Workload) *hostv1.StartWorkloadResponse {
+		if w != nil {
+			return &hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: w}}
+		}
+		return &hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Step{Step: step}}
+	}, func(ctx context.Context, progress func(workload.Step)) (workload.Workload, error) {
+		opts.Progress = progress
+		return h.Workloads.Start(ctx, spec, opts)
+	})
+}
+
+// follow sends the steps of what is done with a workload, and then the workload. If the caller disconnects the wait
+// ends, not what is done.
+func follow[M any](ctx context.Context, h *Handler, stream *connect.ServerStream[M],
+	message func(*hostv1.Step, *hostv1.Workload) *M,
+	do func(ctx context.Context, progress func(workload.Step)) (workload.Workload, error),
+) error {
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
-	opts.Progress = func(step workload.Step) {
-		if err := stream.Send(
-			&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Step{Step: shownStep(step)}}); err != nil {
+	w, err := do(ctx, func(step workload.Step) {
+		if err := stream.Send(message(shownStep(step), nil)); err != nil {
 			leave(err)
 		}
-	}
-	w, err := h.Workloads.Start(ctx, spec, opts)
+	})
 	if err != nil {
 		return err
 	}
@@ -117,7 +133,7 @@ func (h *Handler) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRe
 	if err != nil {
 		return err
 	}
-	return stream.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: shown}})
+	return stream.Send(message(nil, shown))
 }
 
 // CheckWorkload says what StartWorkload would do on this node.
@@ -156,28 +172,20 @@ func (h *Handler) StopWorkload(ctx context.Context, req *hostv1.StopWorkloadRequ
 	if err != nil {
 		return err
 	}
-	ctx, leave := context.WithCancelCause(ctx)
-	defer leave(nil)
-	progress := func(step workload.Step) {
-		if err := stream.Send(
-			&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Step{Step: shownStep(step)}}); err != nil {
-			leave(err)
-		}
-	}
+	by := call.CallerOf(ctx).Who()
 	if req.GetForce() {
-		if err := h.Workloads.Force(ref, call.CallerOf(ctx).Who()); err != nil {
+		if err := h.Workloads.Force(ref, by); err != nil {
 			return err
 		}
 	}
-	w, err := h.Workloads.Stop(ctx, ref, fmt.Sprintf("stopped by %s", call.CallerOf(ctx).Who()), progress)
-	if err != nil {
-		return err
-	}
-	shown, err := h.Shown(w)
-	if err != nil {
-		return err
-	}
-	return stream.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: shown}})
+	return follow(ctx, h, stream, func(step *hostv1.Step, w *hostv1.Workload) *hostv1.StopWorkloadResponse {
+		if w != nil {
+			return &hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: w}}
+		}
+		return &hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Step{Step: step}}
+	}, func(ctx context.Context, progress func(workload.Step)) (workload.Workload, error) {
+		return h.Workloads.Stop(ctx, ref, "stopped by "+by, progress)
+	})
 }
 
 // RunningWorkload records which process is the workload.
@@ -241,9 +249,7 @@ func (h *Handler) GetWorkload(ctx context.Context,
 	return resp, nil
 }
 
-func (h *Handler) inspectTokens(ctx context.Context, ref claim.WorkloadRef) (all []*hostv1.InspectedToken,
-	err error,
-) {
+func (h *Handler) inspectTokens(ctx context.Context, ref claim.WorkloadRef) (all []*hostv1.InspectedToken, err error) {
 	found, err := h.Workloads.InspectTokens(ctx, ref)
 	for _, t := range found {
 		shown := &hostv1.InspectedToken{Token: shownToken(t.Token, false), State: string(t.State)}
@@ -263,10 +269,8 @@ func (h *Handler) ListWorkloads(ctx context.Context,
 		return asknode.Ask(ctx, h.Nodes, req, node, 0, asknode.Clients.ListWorkloads)
 	}
 	namespace := call.AllOr(req.GetNamespace())
-	if namespace != "" {
-		if err := claim.CheckID(namespace); err != nil {
-			return nil, call.Invalid("list workloads", "namespace", err.Error())
-		}
+	if err := call.CheckIDs("list workloads", map[string]string{"namespace": namespace}); err != nil {
+		return nil, err
 	}
 	resp := &hostv1.ListWorkloadsResponse{Node: h.Name}
 	for _, w := range h.Workloads.List() {
@@ -522,4 +526,71 @@ func (h *Handler) Counts() map[string]int {
 		n[string(w.State)]++
 	}
 	return n
+}
+
+// ListTokens lists the ledger's tokens by workload and service.
+func (h *Handler) ListTokens(ctx context.Context, req *hostv1.ListTokensRequest) (*hostv1.ListTokensResponse, error) {
+	namespace, workload := call.AllOr(req.GetNamespace()), req.GetWorkload()
+	if err := call.CheckIDs("list tokens", map[string]string{"namespace": namespace, "workload": workload}); err != nil {
+		return nil, err
+	}
+	topics, err := h.tokenTopics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// The list is read afterwards, so it is at least as new.
+	meta, err := call.Read(ctx, h.Ledger, req, topics, func(*state.ReadTx) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	all, err := h.Tokens.List(ctx, namespace, workload)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(all, func(a, b tokens.Listed) int {
+		return cmp.Or(cmp.Compare(a.Workload.Namespace, b.Workload.Namespace), cmp.Compare(a.Workload.ID, b.Workload.ID),
+			cmp.Compare(a.Service, b.Service), a.CreatedAt.Compare(b.CreatedAt))
+	})
+	resp := &hostv1.ListTokensResponse{Meta: meta}
+	for _, t := range all {
+		resp.Tokens = append(resp.Tokens, shownToken(t.Token, t.Orphan))
+	}
+	return resp, nil
+}
+
+// tokenTopics change with every token: it is recorded when its workload starts, and changes on its node.
+func (h *Handler) tokenTopics(ctx context.Context) ([]state.Topic, error) {
+	all, err := call.Reading(ctx, h.Ledger, (*state.ReadTx).Nodes)
+	topics := call.Each(all, func(n claim.Node) state.Topic { return state.TopicTokensOn(n.Name) })
+	return append(topics, state.TopicWorkloads), err
+}
+
+// SweepTokens revokes the tokens whose workload is gone.
+func (h *Handler) SweepTokens(ctx context.Context,
+	req *hostv1.SweepTokensRequest,
+) (*hostv1.SweepTokensResponse, error) {
+	report, err := h.Tokens.Sweep(ctx, req.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.SweepTokensResponse{}
+	for _, t := range report.Swept {
+		shown := &hostv1.SweptToken{Token: shownToken(t.Token, true), Reason: t.Reason, Revoked: t.Revoked}
+		if t.Err != nil {
+			shown.Error = t.Err.Error()
+		}
+		resp.Tokens = append(resp.Tokens, shown)
+	}
+	for _, err := range report.Problems {
+		resp.Problems = append(resp.Problems, err.Error())
+	}
+	return resp, nil
+}
+
+func shownToken(t claim.Token, orphan bool) *hostv1.Token {
+	return &hostv1.Token{
+		Id: t.ID, Accessor: t.Accessor, Namespace: t.Workload.Namespace, Workload: t.Workload.ID, Service: t.Service,
+		Node:   t.Node,
+		Consul: t.Consul, CreatedAt: call.Time(t.CreatedAt), ExpiresAt: call.Time(t.ExpiresAt), Orphan: orphan,
+	}
 }
