@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -17,10 +16,10 @@ func TestStopIsAnswered(t *testing.T) {
 	closed := make(chan error, 1)
 	var h *host
 	h = openHost(t, func(c *parts) {
-		c.Stop = func(plugins bool) agentapi.Ending {
+		c.Stop = func(plugins bool) (pluginsStop, workloadsStop bool) {
 			asked <- plugins
 			go func() { closed <- h.Close() }()
-			return agentapi.Ending{Plugins: plugins}
+			return plugins, false
 		}
 	})
 	resp := check.Must(h.client.Agent.Stop(h.ctx, &hostv1.StopRequest{Plugins: true}))(t)

@@ -24,6 +24,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/api"
@@ -35,7 +36,8 @@ const callIDLength = 12
 // admit identifies the caller of a procedure, and refuses callers that may make no call at all: strangers, and callers
 // without a token where no policy is for them. With an error too, the caller is returned as far as it is known.
 func (s *Server) admit(ctx context.Context, procedure string, header http.Header) (*call.Caller, error) {
-	c := &call.Caller{Peer: peerOf(ctx), Plugin: pluginOf(ctx), ID: rand.Text()[:callIDLength], Trace: tracing.TraceID(ctx)}
+	id := rand.Text()[:callIDLength]
+	c := &call.Caller{Peer: peerOf(ctx), Plugin: pluginOf(ctx), ID: id, Trace: tracing.TraceID(ctx)}
 	if cert, ok := transport.PeerFrom(ctx); ok {
 		if c.Cert = &cert; cert.Role != pki.CLI {
 			c.Asker, c.Key = call.Shortened(header.Get(call.ForwardedHeader)), header.Get(callHeader)
@@ -86,7 +88,7 @@ func (s *Server) bind(ctx context.Context, c *call.Caller) error {
 	if s.cfg.Ledger == nil {
 		return fmt.Errorf("%s: %w", c.Cert, errNodeHere)
 	}
-	n, err := call.Reading(ctx, s.cfg.Ledger, func(tx *state.ReadTx) (claim.Node, error) { return tx.Node(c.Cert.Name) })
+	n, err := call.Get(ctx, s.cfg.Ledger, (*state.ReadTx).Node, c.Cert.Name)
 	if c.Bound = n.Namespaces; errors.Is(err, claim.ErrNodeNotFound) {
 		return nil
 	}
@@ -95,10 +97,9 @@ func (s *Server) bind(ctx context.Context, c *call.Caller) error {
 
 // stillMay repeats admit and the permission check in a long call, since tokens expire and are deleted. If they cannot
 // be checked now the caller keeps its rights.
-func (s *Server) stillMay(ctx context.Context, c *call.Caller, call connect.Spec, header http.Header, msg any) (*call.Caller,
-	error,
-) {
-	now, err := s.admit(ctx, call.Procedure, header)
+func (s *Server) stillMay(ctx context.Context, c *call.Caller, spec connect.Spec, header http.Header, msg any,
+) (*call.Caller, error) {
+	now, err := s.admit(ctx, spec.Procedure, header)
 	switch {
 	case errors.Is(err, ledger.ErrExpired), errors.Is(err, ledger.ErrUnknownToken),
 		connect.CodeOf(err) == connect.CodePermissionDenied:
@@ -106,7 +107,7 @@ func (s *Server) stillMay(ctx context.Context, c *call.Caller, call connect.Spec
 	case err != nil:
 		return c, nil //nolint:nilerr // the ledger may be away for a moment; the next message asks again
 	}
-	return now, needOf(call.Procedure).check(now, msg)
+	return now, needOf(spec.Procedure).check(now, msg)
 }
 
 // errNoCertificate is why the caller over HTTPS is unknown.
@@ -137,19 +138,13 @@ func readPeer(c net.Conn) (p call.Peer) {
 	}
 	raw, err := sock.SyscallConn()
 	if err == nil {
-		err = raw.Control(func(fd uintptr) {
-			cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-			if err != nil {
-				p.Err = fmt.Errorf("read the peer's credentials: %w", err)
-				return
-			}
-			p.PID, p.UID, p.GID = int(cred.Pid), cred.Uid, cred.Gid
-			p.Groups, p.Err = peerGroups(fd)
-		})
+		err = raw.Control(func(fd uintptr) { p.Groups, p.Err = peerGroups(fd) })
 	}
-	if err = errors.Join(p.Err, err); err != nil {
+	cred, failed := process.AtSocket(sock)
+	if err = errors.Join(p.Err, err, failed); err != nil {
 		return call.UnknownPeer(err)
 	}
+	p.PID, p.UID, p.GID = int(cred.Pid), cred.Uid, cred.Gid
 	return p
 }
 

@@ -110,7 +110,7 @@ func (s *Server) identify(ctx context.Context, by agents.Asker) (acl.Identity, e
 	}
 	hash := ""
 	if by.Accessor != "" {
-		token, err := call.Reading(ctx, s.cfg.Ledger, func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(by.Accessor) })
+		token, err := call.Get(ctx, s.cfg.Ledger, (*state.ReadTx).ACLToken, by.Accessor)
 		if errors.Is(err, ledger.ErrTokenNotFound) {
 			return acl.Identity{}, ledger.ErrUnknownToken
 		}

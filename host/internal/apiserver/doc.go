@@ -2,10 +2,10 @@
 // decides who may make them.
 //
 // This package has what is the same for every call: server.go starts and stops the listeners, gate.go and caller.go
-// identify the caller, permissions.go has what each call needs, filter.go what its answer may contain, forward.go passes
-// calls on to the leader, audit.go and metrics.go record them. The calls are answered by handlers in folders of their
-// own, by what they are about: volumes, workloads, drivers, plugins, nodes, operator, acls and agentapi. What handlers
-// share is in call, and asknode asks other nodes.
+// identify the caller, permissions.go has what each call needs, filter.go what its answer may contain, forward.go
+// passes calls on to the leader, record.go counts and audits them. The calls are answered by handlers in folders of
+// their own, by what they are about: volumes, workloads, drivers, plugins, nodes, operator, acls and agentapi. What
+// handlers share is in call, and asknode asks other nodes.
 //
 // What must stay true:
 //

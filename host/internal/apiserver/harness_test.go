@@ -378,7 +378,7 @@ type parts struct {
 	Agents    http.RoundTripper
 	Nodes     volumes.Nodes
 	Heard     func(node string) (at, keepsTo time.Time)
-	Stop      func(plugins bool) agentapi.Ending
+	Stop      func(plugins bool) (pluginsStop, workloadsStop bool)
 }
 
 // config gives each handler its parts.

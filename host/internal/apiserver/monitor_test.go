@@ -17,7 +17,9 @@ func TestMonitor(t *testing.T) {
 	log := hclog.NewInterceptLogger(&hclog.LoggerOptions{Output: io.Discard, Level: hclog.Error})
 	following := make(chan int, 2)
 	h := openHost(t, func(c *parts) {
-		c.Agent.Diagnosis = func() (agentapi.Diagnosis, error) { return agentapi.Diagnosis{SecretFiles: []string{"/key"}}, nil }
+		c.Agent.Diagnosis = func() (agentapi.Diagnosis, error) {
+			return agentapi.Diagnosis{SecretFiles: []string{"/key"}}, nil
+		}
 		c.Agent.Follow = func(level hclog.Level, lines io.Writer) func() {
 			sink := hclog.NewSinkAdapter(&hclog.LoggerOptions{Level: level, Output: lines, DisableTime: true})
 			log.RegisterSink(sink)

@@ -30,8 +30,8 @@ import (
 	"github.com/pannier/pannier/host/internal/system/tracing"
 )
 
-// Config has the settings of a Server, what it needs to know its callers and to pass their calls on, and the handlers of
-// the API's services.
+// Config has the settings of a Server, what it needs to know its callers and to pass their calls on, and the handlers
+// of the API's services.
 type Config struct {
 	// Socket is the path of the API's unix socket.
 	Socket string

@@ -136,8 +136,7 @@ func (h *Handler) madeBefore(ctx context.Context, want, made ledger.Token, refus
 	if !errors.Is(refusal, claim.ErrConflict) && !errors.Is(refusal, ledger.ErrBootstrapped) {
 		return made, refusal
 	}
-	standing, err := call.Reading(ctx, h.Ledger,
-		func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(want.Accessor) })
+	standing, err := call.Get(ctx, h.Ledger, (*state.ReadTx).ACLToken, want.Accessor)
 	if err != nil || standing.SecretHash != want.SecretHash {
 		return made, refusal
 	}
@@ -148,8 +147,7 @@ func (h *Handler) madeBefore(ctx context.Context, want, made ledger.Token, refus
 func (h *Handler) GetACLToken(ctx context.Context,
 	req *hostv1.GetACLTokenRequest,
 ) (*hostv1.GetACLTokenResponse, error) {
-	token, err := call.Reading(ctx, h.Ledger,
-		func(tx *state.ReadTx) (ledger.Token, error) { return tx.ACLToken(req.GetAccessor()) })
+	token, err := call.Get(ctx, h.Ledger, (*state.ReadTx).ACLToken, req.GetAccessor())
 	return &hostv1.GetACLTokenResponse{Token: shownACLToken(token)}, err
 }
 
@@ -231,7 +229,7 @@ func (h *Handler) PutACLPolicy(ctx context.Context,
 func (h *Handler) GetACLPolicy(ctx context.Context,
 	req *hostv1.GetACLPolicyRequest,
 ) (*hostv1.GetACLPolicyResponse, error) {
-	p, err := call.Reading(ctx, h.Ledger, func(tx *state.ReadTx) (ledger.Policy, error) { return tx.ACLPolicy(req.GetName()) })
+	p, err := call.Get(ctx, h.Ledger, (*state.ReadTx).ACLPolicy, req.GetName())
 	return &hostv1.GetACLPolicyResponse{Policy: shownACLPolicy(p)}, err
 }
 
@@ -272,7 +270,7 @@ func (h *Handler) PutACLRole(ctx context.Context, req *hostv1.PutACLRoleRequest)
 
 // GetACLRole reads a role.
 func (h *Handler) GetACLRole(ctx context.Context, req *hostv1.GetACLRoleRequest) (*hostv1.GetACLRoleResponse, error) {
-	r, err := call.Reading(ctx, h.Ledger, func(tx *state.ReadTx) (ledger.Role, error) { return tx.ACLRole(req.GetName()) })
+	r, err := call.Get(ctx, h.Ledger, (*state.ReadTx).ACLRole, req.GetName())
 	return &hostv1.GetACLRoleResponse{Role: shownACLRole(r)}, err
 }
 

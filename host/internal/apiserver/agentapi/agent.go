@@ -47,8 +47,8 @@ type Handler struct {
 	// Leftovers are mounts and directories that no record explains.
 	Leftovers func() []string
 	// End begins to stop the agent and returns. With plugins, the plugins and the drivers that the agent runs are
-	// stopped too, whatever the configuration says. It returns what else is stopped.
-	End func(plugins bool) Ending
+	// stopped too, whatever the configuration says. It returns whether they stop, and workloads before the agent.
+	End func(plugins bool) (pluginsStop, workloadsStop bool)
 	// ReadConfig reads the agent's configuration again, and takes over what of it can be.
 	ReadConfig func(ctx context.Context) (*hostv1.ReloadResponse, error)
 	// Patient is this machine with the agent's configuration, for Examine.
@@ -71,7 +71,7 @@ type Handler struct {
 }
 
 // SetServer tells a handler who serves it: where health and metrics are, clients whose calls are answered as if the
-// caller in their context had made them, with the secret of its token, and the handlers whose objects are part of Status.
+// caller in their context had made them, with the secret of its token, and the handlers whose objects Status has too.
 func (h *Handler) SetServer(httpAddress func() string, client func(secret string) *api.Client, p *plugins.Handler,
 	d *drivers.Handler, w *workloads.Handler,
 ) {
@@ -90,8 +90,8 @@ func (h *Handler) Status(ctx context.Context, req *hostv1.StatusRequest) (*hostv
 		Pid: int64(os.Getpid()), StartedAt: call.Time(h.StartedAt),
 		DataDir: h.DataDir, Socket: h.Socket, HttpAddress: h.httpAddress(),
 		Ready: len(reasons) == 0, Message: strings.Join(reasons, "; "),
-		Plugins: h.plugins.Shown(), Devices: h.plugins.ShownDevices(), Leftovers: h.Leftovers(), Workloads: map[string]int64{},
-		Releases: h.workloads.Releases(), Upgrade: shownUpgrade(h.Upgraded()),
+		Plugins: h.plugins.Shown(), Devices: h.plugins.ShownDevices(), Leftovers: h.Leftovers(),
+		Workloads: map[string]int64{}, Releases: h.workloads.Releases(), Upgrade: shownUpgrade(h.Upgraded()),
 	}
 	for state, n := range h.workloads.Counts() {
 		resp.Workloads[state] = int64(n)
@@ -125,9 +125,9 @@ func (h *Handler) Stop(_ context.Context, req *hostv1.StopRequest) (*hostv1.Stop
 	count := h.workloads.Counts()
 	there := count[string(workload.Starting)] + count[string(workload.Running)] + count[string(workload.Unknown)] +
 		count[string(workload.Stopping)]
-	ending := h.End(req.GetPlugins())
+	plugins, workloads := h.End(req.GetPlugins())
 	return &hostv1.StopResponse{
-		Pid: int64(os.Getpid()), PluginsStop: ending.Plugins, Workloads: int64(there), WorkloadsStop: ending.Workloads,
+		Pid: int64(os.Getpid()), PluginsStop: plugins, Workloads: int64(there), WorkloadsStop: workloads,
 	}, nil
 }
 
@@ -199,12 +199,6 @@ func shownEvent(e events.Event) *hostv1.EventsResponse {
 		Seq: e.Seq, Time: call.Time(
 			e.Time), Topic: e.Topic, Type: e.Type, Subject: e.Subject, Message: e.Message, Details: maps.Clone(e.Details),
 	}}
-}
-
-// Ending describes what is stopped with the agent.
-type Ending struct {
-	Plugins   bool // and the drivers that the agent runs
-	Workloads bool // before the agent
 }
 
 // Reloaded describes in one line what became of a configuration that was read again.

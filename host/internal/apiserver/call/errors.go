@@ -25,6 +25,7 @@ func WithCode(ctx context.Context, err error) error {
 	}
 }
 
+// CodeOf returns the code of an error.
 func CodeOf(err error) connect.Code {
 	if c, ok := errcode.Of(err); ok {
 		return connect.Code(c)

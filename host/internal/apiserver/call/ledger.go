@@ -121,3 +121,8 @@ func Latest[T any](ctx context.Context, ledger Ledger, of func(tx *state.ReadTx)
 	})
 	return got, err
 }
+
+// Get reads one object of the ledger by its key.
+func Get[K, T any](ctx context.Context, ledger Ledger, of func(*state.ReadTx, K) (T, error), key K) (T, error) {
+	return Reading(ctx, ledger, func(tx *state.ReadTx) (T, error) { return of(tx, key) })
+}

@@ -120,7 +120,7 @@ func (h *Handler) shownDriver(ctx context.Context, id string) (*hostv1.Driver, e
 	var known claim.Driver
 	if call.Here(h.Ledger) {
 		var err error
-		known, err = call.Reading(ctx, h.Ledger, func(tx *state.ReadTx) (claim.Driver, error) { return tx.Driver(id) })
+		known, err = call.Get(ctx, h.Ledger, (*state.ReadTx).Driver, id)
 		if _, err = call.Found(err, claim.ErrDriverNotFound); err != nil {
 			return nil, err
 		}

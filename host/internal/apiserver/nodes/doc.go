@@ -1,2 +1,2 @@
-// Package nodes answers the API's calls about the ledger's nodes, the members of the cluster and the keys of its gossip.
+// Package nodes answers the API's calls about the ledger's nodes, the cluster's members and the keys of its gossip.
 package nodes

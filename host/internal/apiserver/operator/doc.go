@@ -1,2 +1,2 @@
-// Package operator answers the API's calls about the ledger as a whole: its servers, snapshots, keys, garbage and changes.
+// Package operator answers the API's calls about the ledger as a whole: servers, snapshots, keys, garbage and changes.
 package operator

@@ -113,8 +113,8 @@ func (h *Handler) AutopilotHealth(ctx context.Context,
 ) (*hostv1.AutopilotHealthResponse, error) {
 	peers, err := h.Ledger.Peers(ctx)
 	return &hostv1.AutopilotHealthResponse{
-		Healthy: !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return !p.Healthy }), Peers: call.Each(peers, shownPeer),
-		FailureTolerance: int64(FailureTolerance(peers)),
+		Healthy: !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return !p.Healthy }),
+		Peers:   call.Each(peers, shownPeer), FailureTolerance: int64(FailureTolerance(peers)),
 	}, err
 }
 

@@ -18,11 +18,15 @@ import (
 func (h *Handler) ExpandVolume(ctx context.Context,
 	req *hostv1.ExpandVolumeRequest,
 ) (*hostv1.ExpandVolumeResponse, error) {
-	v, claims, unlock, err := h.lockVolume(ctx, req)
+	ref, unlock, err := h.lockRef(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
+	v, claims, err := h.readVolume(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
 	minBytes, maxBytes := req.GetCapacityMin(), req.GetCapacityMax()
 	if err := checkGrowth(v, minBytes, maxBytes); err != nil {
 		return nil, err
@@ -132,11 +136,15 @@ func (h *Handler) DetachVolume(ctx context.Context,
 func (h *Handler) ModifyVolume(ctx context.Context,
 	req *hostv1.ModifyVolumeRequest,
 ) (*hostv1.ModifyVolumeResponse, error) {
-	v, _, unlock, err := h.lockVolume(ctx, req)
+	ref, unlock, err := h.lockRef(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
+	v, _, err := h.readVolume(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
 	parameters := req.GetParameters()
 	if len(parameters) == 0 {
 		return nil, call.Invalid(fmt.Sprintf("volume %q", v.VolumeRef), "parameters", "are missing: what should change?")

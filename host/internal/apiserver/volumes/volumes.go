@@ -191,21 +191,6 @@ func (h *Handler) lockRef(ctx context.Context, req call.Namespaced) (ref claim.V
 	return ref, unlock, err
 }
 
-// lockVolume is lockRef that reads the volume.
-func (h *Handler) lockVolume(ctx context.Context, req call.Namespaced) (v claim.Volume, claims []claim.Claim, unlock func(),
-	err error,
-) {
-	ref, unlock, err := h.lockRef(ctx, req)
-	if err != nil {
-		return v, nil, nil, err
-	}
-	if v, claims, err = h.readVolume(ctx, ref); err != nil {
-		unlock()
-		return v, nil, nil, err
-	}
-	return v, claims, unlock, nil
-}
-
 // findVolume is readVolume for a volume that may not exist.
 func (h *Handler) findVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, found bool, err error) {
 	v, _, err = h.readVolume(ctx, ref)
