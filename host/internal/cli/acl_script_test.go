@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/apiserver"
-	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/apiserver/acls"
 )
 
 // serveACL serves the API of an agent that has ACLs and a ledger, and nothing else.
@@ -23,8 +23,9 @@ func serveACL(dir string) (socket string, stop func() error, err error) {
 	}
 	socket = filepath.Join(dir, "acl.sock")
 	s := apiserver.New(apiserver.Config{
-		Socket: socket, Logger: hclog.NewNullLogger(), Metrics: prometheus.NewRegistry(), Name: "n1", DataDir: dir,
-		Ledger: node, ACL: acl.NewResolver(acl.Here{Ledger: node}, 0, hclog.NewNullLogger()), Events: events.New(0),
+		Socket: socket, Logger: hclog.NewNullLogger(), Metrics: prometheus.NewRegistry(), Name: "n1",
+		Ledger: node, ACL: acl.NewResolver(acl.Here{Ledger: node}, 0, hclog.NewNullLogger()),
+		ACLs: acls.Handler{Name: "n1", DataDir: dir, Log: hclog.NewNullLogger(), Ledger: node},
 	})
 	if err = errors.Join(node.WaitReady(ctx), s.Open(ctx)); err != nil {
 		return "", nil, errors.Join(err, node.Close())

@@ -200,8 +200,10 @@ func (h *Handler) findVolume(ctx context.Context, ref claim.VolumeRef) (v claim.
 
 // shownVolume returns a volume as the API shows it: with its claims, the state of their release, and its driver.
 func (h *Handler) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volume {
+	// If secrets cannot be decrypted their names are not shown: the next call to the driver reports why.
+	open, _ := h.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 	shown := &hostv1.Volume{
-		Spec:     volumeSpec(v, h.secretKeys(v)),
+		Spec:     volumeSpec(v, slices.Sorted(maps.Keys(open))),
 		Capacity: v.Capacity, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
 		Claims: call.Each(claims, call.ShownClaim), Topologies: call.Each(v.Topologies, shownTopology),
 		MutableParameters: v.MutableParameters,
@@ -226,16 +228,6 @@ func (h *Handler) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volu
 	shown.Provider, shown.ProviderVersion = d.Fingerprint.Provider, d.Fingerprint.Version
 	shown.DriverHealthy, shown.DriverMessage = d.Healthy, d.Message
 	return shown
-}
-
-// secretKeys returns the names of a volume's secrets, or none if they cannot be decrypted: the next call to the
-// driver reports why.
-func (h *Handler) secretKeys(v claim.Volume) []string {
-	open, err := h.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
-	if err != nil {
-		return nil
-	}
-	return slices.Sorted(maps.Keys(open))
 }
 
 // volumeRef returns the volume that a request names.
