@@ -114,7 +114,7 @@ var needs = map[string]need{
 	v1.SystemServiceCollectGarbageProcedure: change(to(acl.Operator, acl.Write)),
 	v1.SystemServiceWatchProcedure:          query(topics),
 
-	// acl.go checks who makes the first token, and the ledger that it is the first.
+	// Package acls checks who makes the first token, and the ledger that it is the first.
 	v1.ACLServiceBootstrapACLProcedure:    {changes: true, withoutToken: true},
 	v1.ACLServicePutACLPolicyProcedure:    change(management),
 	v1.ACLServiceGetACLPolicyProcedure:    query(ownPolicy),

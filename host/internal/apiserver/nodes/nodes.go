@@ -114,24 +114,23 @@ func (h *Handler) GetNode(ctx context.Context, req *hostv1.GetNodeRequest) (*hos
 
 // DrainNode begins or ends a drain. Both may be repeated.
 func (h *Handler) DrainNode(ctx context.Context, req *hostv1.DrainNodeRequest) (*hostv1.DrainNodeResponse, error) {
-	node, err := h.node(ctx, req.GetName())
-	if err != nil {
-		return nil, err
-	}
 	enable := req.GetEnable()
-	duty := command.SetNodeDuty{Name: node.Name, StopDrain: !enable}
+	duty := command.SetNodeDuty{StopDrain: !enable}
 	if enable {
 		duty.Drain = &claim.Drain{StartedAt: time.Now().UTC(), By: call.CallerOf(ctx).Who()}
 	}
-	shown, err := h.setDuty(ctx, node, enable != (node.Drain != nil), duty)
+	shown, err := h.setDuty(ctx, req.GetName(), duty, func(n claim.Node) bool { return enable == (n.Drain != nil) })
 	return &hostv1.DrainNodeResponse{Node: shown}, err
 }
 
-// setDuty changes what a node may and must do, if that is another than it is.
-func (h *Handler) setDuty(ctx context.Context, n claim.Node, another bool, duty command.SetNodeDuty) (_ *hostv1.Node,
-	err error,
-) {
-	if another {
+// setDuty changes what a node may and must do, unless it has that duty.
+func (h *Handler) setDuty(ctx context.Context, name string, duty command.SetNodeDuty, has func(claim.Node) bool,
+) (*hostv1.Node, error) {
+	n, err := h.node(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if duty.Name = name; !has(n) {
 		n, err = h.Ledger.SetNodeDuty(ctx, duty)
 	}
 	return h.shownNode(n, h.members()), err
@@ -141,13 +140,9 @@ func (h *Handler) setDuty(ctx context.Context, n claim.Node, another bool, duty 
 func (h *Handler) SetNodeEligibility(ctx context.Context,
 	req *hostv1.SetNodeEligibilityRequest,
 ) (*hostv1.SetNodeEligibilityResponse, error) {
-	node, err := h.node(ctx, req.GetName())
-	if err != nil {
-		return nil, err
-	}
 	ineligible := !req.GetEligible()
-	shown, err := h.setDuty(ctx, node, ineligible != node.Ineligible,
-		command.SetNodeDuty{Name: node.Name, Ineligible: &ineligible})
+	shown, err := h.setDuty(ctx, req.GetName(), command.SetNodeDuty{Ineligible: &ineligible},
+		func(n claim.Node) bool { return ineligible == n.Ineligible })
 	return &hostv1.SetNodeEligibilityResponse{Node: shown}, err
 }
 
@@ -155,15 +150,11 @@ func (h *Handler) SetNodeEligibility(ctx context.Context,
 func (h *Handler) SetNodeNamespaces(ctx context.Context,
 	req *hostv1.SetNodeNamespacesRequest,
 ) (*hostv1.SetNodeNamespacesResponse, error) {
-	node, err := h.node(ctx, req.GetName())
-	if err != nil {
-		return nil, err
-	}
 	bound := append([]string{}, req.GetNamespaces()...) // not nil: the command would leave them as they are
 	slices.Sort(bound)
 	bound = slices.Compact(bound)
-	shown, err := h.setDuty(ctx, node, !slices.Equal(bound, node.Namespaces),
-		command.SetNodeDuty{Name: node.Name, Namespaces: &bound})
+	shown, err := h.setDuty(ctx, req.GetName(), command.SetNodeDuty{Namespaces: &bound},
+		func(n claim.Node) bool { return slices.Equal(bound, n.Namespaces) })
 	return &hostv1.SetNodeNamespacesResponse{Node: shown}, err
 }
 
