@@ -315,9 +315,9 @@ var plugins = []mutant{
 	},
 	{
 		name: "front-door-as-root", promise: "a front door has the rights of its token, whoever runs it",
-		in: "host/internal/apiserver", decl: "peerOf",
-		old: "		return call.UnknownPeer(errPlugin)\n",
-		new: "		return call.Peer{}\n",
+		in: "host/internal/apiserver", decl: "Server.admit",
+		old: "	} else if c.Plugin == \"\" {\n		c.Root = s.access.owns(c.Peer)\n",
+		new: "	} else if c.Root = c.Plugin != \"\" || s.access.owns(c.Peer); c.Plugin == \"\" {\n",
 		pkg: apiserverPkg, run: "^TestAFrontDoorAsksForMore$",
 	},
 	{

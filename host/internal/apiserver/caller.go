@@ -122,9 +122,6 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 }
 
 func peerOf(ctx context.Context) call.Peer {
-	if pluginOf(ctx) != "" {
-		return call.UnknownPeer(errPlugin)
-	}
 	if p, ok := ctx.Value(peerKey{}).(call.Peer); ok {
 		return p
 	}

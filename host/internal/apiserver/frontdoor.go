@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -45,9 +44,6 @@ func pluginOf(ctx context.Context) string {
 	name, _ := ctx.Value(pluginKey{}).(string)
 	return name
 }
-
-// errPlugin is why a plugin is no user of this machine.
-var errPlugin = errors.New("it is a plugin, which has the rights of its token only")
 
 // closeDoors refuses further requests of plugins, and waits for those that are answered until ctx ends.
 func (s *Server) closeDoors(ctx context.Context) error {
