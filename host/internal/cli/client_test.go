@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,16 +23,30 @@ func TestStopBeforeTheWholeProgram(t *testing.T) {
 	sleeps := []byte("#!/bin/sh\nexec sleep 300\n")
 	check.NoError(t,
 		os.WriteFile(filepath.Join(bin, "pannier-agent"), sleeps, 0o755)) //nolint:gosec // it is an executable
-	for after := range 50 {
+	start := func() *exec.Cmd {
 		cmd := exec.Command(filepath.Join(bin, "pannier"), "agent")
 		check.NoError(t, cmd.Start())
+		return cmd
+	}
+	// The signals come at all moments until the other program runs, however busy the machine is.
+	first, began := start(), time.Now()
+	check.Eventually(t, "the other program", func() bool {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", first.Process.Pid))
+		return err == nil && string(name) == "sleep\n"
+	})
+	took := time.Since(began)
+	check.NoError(t, first.Process.Kill())
+	_ = first.Wait() // it was killed
+	for n := range 50 {
+		after := took * time.Duration(n) / 40
+		cmd := start()
 		kill := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() }) // which the test can tell
-		time.Sleep(time.Duration(after) * 100 * time.Microsecond)
+		time.Sleep(after)
 		check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 		_ = cmd.Wait() // it is told by a signal
 		kill.Stop()
 		if by := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); by != syscall.SIGTERM {
-			t.Fatalf("told to stop after %d00 µs, it ended by %s", after, by)
+			t.Fatalf("told to stop after %s, it ended by %s", after, by)
 		}
 	}
 }
