@@ -59,7 +59,7 @@ func driversHealthy(h *testhost.Host) func() error {
 }
 
 // measureRestart starts an agent on a ledger with 100,000 volumes, each claimed by a workload on another node.
-func measureRestart(b *testing.B, r *table.Section) { restarts(b, r, manyVolumes, 700) }
+func measureRestart(b *testing.B, r *table.Section) { restarts(b, r, manyVolumes, 2500) }
 
 // measureLongRestart does the same with 1,000,000.
 func measureLongRestart(b *testing.B, r *table.Section) { restarts(b, r, 10*manyVolumes, 5000) }

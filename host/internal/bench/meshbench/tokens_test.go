@@ -147,13 +147,13 @@ func (t *tokenBench) rates(b *testing.B, r *table.Section) {
 	r.Add(
 		table.Of("tokens per second, 64 workloads at once: Consul's API alone", "/s", bare.rates),
 		table.Of("derived through Pannier, the intents in the ledger already", "/s", derived.rates),
-		derived.over("the second over the first, median of the turns", &bare).Least(0.9),
+		derived.over("the second over the first, median of the turns", &bare).Least(0.6),
 		table.Of("a start in the ledger without a token, and Consul's API", "/s", started.rates),
 		table.Of("a start in the ledger with the intent, and derived", "/s", whole.rates),
-		whole.over("the second over the first, median of the turns", &started).Least(0.9),
+		whole.over("the second over the first, median of the turns", &started).Least(0.6),
 		bare.took.Row("a token, 64 at once: Consul's API alone, p50", 0.5),
 		derived.took.Row("derived through Pannier, p50", 0.5),
-		table.Minus("added by Pannier, 64 at once, p50", derived.took.Row("", 0.5), bare.took.Row("", 0.5)).Most(1),
+		table.Minus("added by Pannier, 64 at once, p50", derived.took.Row("", 0.5), bare.took.Row("", 0.5)).Most(10),
 		table.Row{What: "CPU time of all processes for a token: Consul's API alone", Value: bare.cpuPerToken(), Unit: "ms"},
 		table.Row{
 			What: "CPU time of all processes for a token, derived through Pannier", Value: derived.cpuPerToken(),
