@@ -20,9 +20,14 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/hostpath"
 	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testns"
 
 	"github.com/pannier/pannier/internal/procfs"
 )
+
+// TestMain runs the tests in a mount namespace of their own: a namespace that another test makes meanwhile would have
+// copies of their mounts, and what is unmounted here would stay in use there.
+func TestMain(m *testing.M) { testns.Main(m, 0) }
 
 // TestConformance runs the conformance kit on csi-bridge, with the bundled driver and with one that attaches. The kit
 // leaves neither volumes nor snapshots at the driver.
