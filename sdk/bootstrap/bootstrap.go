@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/convert"
 	bootstrapv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/bootstrap/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -80,11 +81,7 @@ type server struct {
 func (s *server) Generate(ctx context.Context, req *bootstrapv1.GenerateRequest) (*bootstrapv1.GenerateResponse,
 	error,
 ) {
-	out, err := s.impl.Generate(ctx, service.ConsulFromProto(req.GetConsul()), Request{
-		ProxyID: req.GetProxyId(), TokenFile: req.GetTokenFile(), Admin: bindFrom(req.GetAdmin()), Ready: bindFrom(
-			req.GetReady()),
-		Wait: time.Duration(req.GetWaitMs()) * time.Millisecond,
-	})
+	out, err := s.impl.Generate(ctx, service.ConsulFromProto(req.GetConsul()), convert.From[Request](req))
 	return &bootstrapv1.GenerateResponse{Bootstrap: out}, err
 }
 
@@ -99,18 +96,8 @@ type client struct {
 }
 
 func (c *client) Generate(ctx context.Context, consul service.Consul, req Request) ([]byte, error) {
-	res, err := c.rpc.Generate(ctx, &bootstrapv1.GenerateRequest{
-		Consul: consul.ToProto(), ProxyId: req.ProxyID, TokenFile: req.TokenFile, Admin: bindTo(req.Admin), Ready: bindTo(
-			req.Ready),
-		WaitMs: req.Wait.Milliseconds(),
-	})
+	m := convert.To[bootstrapv1.GenerateRequest](req)
+	m.Consul = consul.ToProto()
+	res, err := c.rpc.Generate(ctx, m)
 	return res.GetBootstrap(), err
-}
-
-func bindTo(b Bind) *bootstrapv1.Bind {
-	return &bootstrapv1.Bind{Address: b.Address, Port: int32(b.Port)}
-}
-
-func bindFrom(m *bootstrapv1.Bind) Bind {
-	return Bind{Address: m.GetAddress(), Port: int(m.GetPort())}
 }

@@ -9,9 +9,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/convert"
 	devicev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/device/v1"
 )
 
@@ -33,15 +33,17 @@ type server struct {
 	impl Device
 }
 
+// The messages of the streams.
+type (
+	fingerprint struct{ Groups []Group }
+	statistics  struct{ Devices []Stats }
+)
+
 func (s *server) Fingerprint(_ *devicev1.FingerprintRequest,
 	stream grpc.ServerStreamingServer[devicev1.FingerprintResponse],
 ) error {
 	return s.impl.Fingerprint(stream.Context(), func(groups []Group) error {
-		res := &devicev1.FingerprintResponse{}
-		for _, g := range groups {
-			res.Groups = append(res.Groups, groupTo(g))
-		}
-		return stream.Send(res)
+		return stream.Send(convert.To[devicev1.FingerprintResponse](fingerprint{groups}))
 	})
 }
 
@@ -50,7 +52,7 @@ func (s *server) Reserve(ctx context.Context, req *devicev1.ReserveRequest) (*de
 	if err != nil {
 		return nil, err
 	}
-	return reservationTo(r), nil
+	return convert.To[devicev1.ReserveResponse](r), nil
 }
 
 func (s *server) Stats(req *devicev1.StatsRequest, stream grpc.ServerStreamingServer[devicev1.StatsResponse]) error {
@@ -63,11 +65,7 @@ func (s *server) Stats(req *devicev1.StatsRequest, stream grpc.ServerStreamingSe
 	}
 	return reader.Stats(stream.Context(), time.Duration(req.GetIntervalMs())*time.Millisecond,
 		func(devices []Stats) error {
-			res := &devicev1.StatsResponse{}
-			for _, d := range devices {
-				res.Devices = append(res.Devices, statsTo(d))
-			}
-			return stream.Send(res)
+			return stream.Send(convert.To[devicev1.StatsResponse](statistics{devices}))
 		})
 }
 
@@ -86,17 +84,13 @@ func (c *client) Fingerprint(ctx context.Context, report func(groups []Group) er
 		func(ctx context.Context) (grpc.ServerStreamingClient[devicev1.FingerprintResponse], error) {
 			return c.rpc.Fingerprint(ctx, &devicev1.FingerprintRequest{})
 		}, func(res *devicev1.FingerprintResponse) error {
-			groups := make([]Group, 0, len(res.GetGroups()))
-			for _, g := range res.GetGroups() {
-				groups = append(groups, groupFrom(g))
-			}
-			return report(groups)
+			return report(convert.From[fingerprint](res).Groups)
 		})
 }
 
 func (c *client) Reserve(ctx context.Context, ids []string) (Reservation, error) {
 	res, err := c.rpc.Reserve(ctx, &devicev1.ReserveRequest{Ids: ids})
-	return reservationFrom(res), err
+	return convert.From[Reservation](res), err
 }
 
 func (c *client) Stats(ctx context.Context, interval time.Duration, report func(devices []Stats) error) error {
@@ -104,11 +98,7 @@ func (c *client) Stats(ctx context.Context, interval time.Duration, report func(
 		func(ctx context.Context) (grpc.ServerStreamingClient[devicev1.StatsResponse], error) {
 			return c.rpc.Stats(ctx, &devicev1.StatsRequest{IntervalMs: interval.Milliseconds()})
 		}, func(res *devicev1.StatsResponse) error {
-			devices := make([]Stats, 0, len(res.GetDevices()))
-			for _, d := range res.GetDevices() {
-				devices = append(devices, statsFrom(d))
-			}
-			return report(devices)
+			return report(convert.From[statistics](res).Devices)
 		})
 }
 
@@ -136,63 +126,4 @@ func receive[T any](ctx context.Context, what string, open func(context.Context)
 	default:
 		return err
 	}
-}
-
-func groupTo(g Group) *devicev1.Group {
-	out := &devicev1.Group{Vendor: g.Vendor, Type: g.Type, Name: g.Name, Attributes: g.Attributes}
-	for _, d := range g.Devices {
-		out.Devices = append(out.Devices,
-			&devicev1.Device{Id: d.ID, Healthy: d.Healthy, Message: d.Message, Locality: d.Locality})
-	}
-	return out
-}
-
-func groupFrom(g *devicev1.Group) Group {
-	out := Group{Vendor: g.GetVendor(), Type: g.GetType(), Name: g.GetName(), Attributes: g.GetAttributes()}
-	for _, d := range g.GetDevices() {
-		out.Devices = append(out.Devices,
-			Instance{ID: d.GetId(), Healthy: d.GetHealthy(), Message: d.GetMessage(), Locality: d.GetLocality()})
-	}
-	return out
-}
-
-func reservationTo(r Reservation) *devicev1.ReserveResponse {
-	out := &devicev1.ReserveResponse{Env: r.Env}
-	for _, m := range r.Mounts {
-		out.Mounts = append(out.Mounts, &devicev1.Mount{HostPath: m.HostPath, TaskPath: m.TaskPath, ReadOnly: m.ReadOnly})
-	}
-	for _, d := range r.Devices {
-		out.Devices = append(out.Devices,
-			&devicev1.DeviceNode{HostPath: d.HostPath, TaskPath: d.TaskPath, Permissions: d.Permissions})
-	}
-	return out
-}
-
-func reservationFrom(r *devicev1.ReserveResponse) Reservation {
-	out := Reservation{Env: r.GetEnv()}
-	for _, m := range r.GetMounts() {
-		out.Mounts = append(out.Mounts,
-			Mount{HostPath: m.GetHostPath(), TaskPath: m.GetTaskPath(), ReadOnly: m.GetReadOnly()})
-	}
-	for _, d := range r.GetDevices() {
-		out.Devices = append(out.Devices,
-			Node{HostPath: d.GetHostPath(), TaskPath: d.GetTaskPath(), Permissions: d.GetPermissions()})
-	}
-	return out
-}
-
-func statsTo(s Stats) *devicev1.DeviceStats {
-	out := &devicev1.DeviceStats{Id: s.ID, Summary: s.Summary, Values: s.Values}
-	if !s.Time.IsZero() {
-		out.Time = timestamppb.New(s.Time)
-	}
-	return out
-}
-
-func statsFrom(s *devicev1.DeviceStats) Stats {
-	out := Stats{ID: s.GetId(), Summary: s.GetSummary(), Values: s.GetValues()}
-	if s.GetTime() != nil {
-		out.Time = s.GetTime().AsTime()
-	}
-	return out
 }

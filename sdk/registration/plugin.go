@@ -2,13 +2,13 @@ package registration
 
 import (
 	"context"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/convert"
 	registrationv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/registration/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -30,6 +30,15 @@ type server struct {
 	impl Registration
 }
 
+// Parts of messages.
+type (
+	heartbeat struct{ Beats []Beat }
+	synced    struct {
+		Index   uint64
+		Changes []Change
+	}
+)
+
 func (s *server) Register(ctx context.Context, req *registrationv1.RegisterRequest) (*registrationv1.RegisterResponse,
 	error,
 ) {
@@ -45,14 +54,11 @@ func (s *server) Deregister(ctx context.Context,
 	req *registrationv1.DeregisterRequest,
 ) (*registrationv1.DeregisterResponse, error) {
 	return &registrationv1.DeregisterResponse{}, s.impl.Deregister(ctx, service.ConsulFromProto(req.GetConsul()),
-		ownerFrom(req.GetOwner()), req.GetId())
+		convert.From[Owner](req.GetOwner()), req.GetId())
 }
 
 func (s *server) Sync(ctx context.Context, req *registrationv1.SyncRequest) (*registrationv1.SyncResponse, error) {
-	sync := SyncRequest{
-		Owner: ownerFrom(req.GetOwner()), Index: req.GetIndex(),
-		Wait: time.Duration(req.GetWaitMs()) * time.Millisecond,
-	}
+	sync := convert.From[SyncRequest](req)
 	for _, m := range req.GetInstances() {
 		i, err := instanceFrom(m)
 		if err != nil {
@@ -61,22 +67,13 @@ func (s *server) Sync(ctx context.Context, req *registrationv1.SyncRequest) (*re
 		sync.Instances = append(sync.Instances, i)
 	}
 	index, changes, err := s.impl.Sync(ctx, service.ConsulFromProto(req.GetConsul()), sync)
-	res := &registrationv1.SyncResponse{Index: index}
-	for _, c := range changes {
-		res.Changes = append(res.Changes, &registrationv1.Change{
-			Id: c.ID, Action: string(c.Action), Reason: c.Reason, ProxyDigest: c.ProxyDigest,
-		})
-	}
-	return res, err
+	return convert.To[registrationv1.SyncResponse](synced{index, changes}), err
 }
 
 func (s *server) Heartbeat(ctx context.Context,
 	req *registrationv1.HeartbeatRequest,
 ) (*registrationv1.HeartbeatResponse, error) {
-	var beats []Beat
-	for _, b := range req.GetBeats() {
-		beats = append(beats, Beat{ID: b.GetId(), Healthy: b.GetHealthy(), Output: b.GetOutput()})
-	}
+	beats := convert.From[heartbeat](req).Beats
 	return &registrationv1.HeartbeatResponse{}, s.impl.Heartbeat(ctx, service.ConsulFromProto(req.GetConsul()), beats)
 }
 
@@ -116,15 +113,13 @@ func (c *client) Register(ctx context.Context, consul service.Consul, i Instance
 
 func (c *client) Deregister(ctx context.Context, consul service.Consul, owner Owner, id string) error {
 	_, err := c.rpc.Deregister(ctx,
-		&registrationv1.DeregisterRequest{Consul: consul.ToProto(), Owner: ownerTo(owner), Id: id})
+		&registrationv1.DeregisterRequest{Consul: consul.ToProto(), Owner: convert.To[registrationv1.Owner](owner), Id: id})
 	return err
 }
 
 func (c *client) Sync(ctx context.Context, consul service.Consul, req SyncRequest) (uint64, []Change, error) {
-	m := &registrationv1.SyncRequest{
-		Consul: consul.ToProto(), Owner: ownerTo(req.Owner), Index: req.Index,
-		WaitMs: req.Wait.Milliseconds(),
-	}
+	m := convert.To[registrationv1.SyncRequest](req)
+	m.Consul = consul.ToProto()
 	for _, i := range req.Instances {
 		instance, err := instanceTo(i)
 		if err != nil {
@@ -133,20 +128,12 @@ func (c *client) Sync(ctx context.Context, consul service.Consul, req SyncReques
 		m.Instances = append(m.Instances, instance)
 	}
 	res, err := c.rpc.Sync(ctx, m)
-	var changes []Change
-	for _, c := range res.GetChanges() {
-		changes = append(changes, Change{
-			ID: c.GetId(), Action: Action(c.GetAction()), Reason: c.GetReason(), ProxyDigest: c.GetProxyDigest(),
-		})
-	}
-	return res.GetIndex(), changes, err
+	return res.GetIndex(), convert.From[synced](res).Changes, err
 }
 
 func (c *client) Heartbeat(ctx context.Context, consul service.Consul, beats []Beat) error {
-	m := &registrationv1.HeartbeatRequest{Consul: consul.ToProto()}
-	for _, b := range beats {
-		m.Beats = append(m.Beats, &registrationv1.Beat{Id: b.ID, Healthy: b.Healthy, Output: b.Output})
-	}
+	m := convert.To[registrationv1.HeartbeatRequest](heartbeat{beats})
+	m.Consul = consul.ToProto()
 	_, err := c.rpc.Heartbeat(ctx, m)
 	return err
 }
@@ -167,10 +154,9 @@ func instanceTo(i Instance) (*registrationv1.Instance, error) {
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "service %q: %v", i.Service.Name, err)
 	}
-	return &registrationv1.Instance{
-		Id: i.ID, Owner: ownerTo(i.Owner), Namespace: i.Namespace, Workload: i.Workload,
-		Service: s, ProxyDigest: i.ProxyDigest,
-	}, nil
+	m := convert.To[registrationv1.Instance](i)
+	m.Service = s
+	return m, nil
 }
 
 func instanceFrom(m *registrationv1.Instance) (Instance, error) {
@@ -178,16 +164,7 @@ func instanceFrom(m *registrationv1.Instance) (Instance, error) {
 	if err != nil {
 		return Instance{}, status.Errorf(codes.InvalidArgument, "service %q: %v", m.GetService().GetName(), err)
 	}
-	return Instance{
-		ID: m.GetId(), Owner: ownerFrom(m.GetOwner()), Namespace: m.GetNamespace(), Workload: m.GetWorkload(),
-		Service: s, ProxyDigest: m.GetProxyDigest(),
-	}, nil
-}
-
-func ownerTo(o Owner) *registrationv1.Owner {
-	return &registrationv1.Owner{Cluster: o.Cluster, Node: o.Node}
-}
-
-func ownerFrom(m *registrationv1.Owner) Owner {
-	return Owner{Cluster: m.GetCluster(), Node: m.GetNode()}
+	i := convert.From[Instance](m)
+	i.Service = s
+	return i, nil
 }

@@ -60,7 +60,7 @@ type Instance struct {
 	Owner     Owner
 	Namespace string
 	Workload  string
-	Service   service.Service
+	Service   service.Service `proto:"-"` // which has its own rules (service.FromProto)
 	// ProxyDigest is the one that the host knows of its proxy's configuration (Change), or another text; empty: Sync
 	// reports none.
 	ProxyDigest string
@@ -69,7 +69,7 @@ type Instance struct {
 // SyncRequest says what the catalog should contain.
 type SyncRequest struct {
 	Owner     Owner
-	Instances []Instance
+	Instances []Instance    `proto:"-"`
 	Index     uint64        // from the previous call; 0: do not wait
 	Wait      time.Duration // bounds the wait; 0: do not wait
 }

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/sdk/convert"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 )
 
@@ -24,25 +25,10 @@ func FromProto(m *servicev1.Service) (Service, error) {
 }
 
 // ToProto converts a Consul to its message.
-func (c Consul) ToProto() *servicev1.Consul {
-	return &servicev1.Consul{
-		Name: c.Name, Address: c.Address, TokenFile: c.TokenFile,
-		CaFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile, TlsServerName: c.TLSServerName,
-		GrpcAddress: c.GRPCAddress, GrpcCaFile: c.GRPCCAFile,
-		Datacenter: c.Datacenter, Namespace: c.Namespace, Partition: c.Partition, AuthMethod: c.AuthMethod,
-	}
-}
+func (c Consul) ToProto() *servicev1.Consul { return convert.To[servicev1.Consul](c) }
 
 // ConsulFromProto converts a message to a Consul.
-func ConsulFromProto(m *servicev1.Consul) Consul {
-	return Consul{
-		Name: m.GetName(), Address: m.GetAddress(), TokenFile: m.GetTokenFile(),
-		CAFile: m.GetCaFile(), CertFile: m.GetCertFile(), KeyFile: m.GetKeyFile(), TLSServerName: m.GetTlsServerName(),
-		GRPCAddress: m.GetGrpcAddress(), GRPCCAFile: m.GetGrpcCaFile(),
-		Datacenter: m.GetDatacenter(), Namespace: m.GetNamespace(), Partition: m.GetPartition(),
-		AuthMethod: m.GetAuthMethod(),
-	}
-}
+func ConsulFromProto(m *servicev1.Consul) Consul { return convert.From[Consul](m) }
 
 func toProto(v any, m proto.Message) error {
 	text, err := json.Marshal(v)

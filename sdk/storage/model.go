@@ -187,14 +187,14 @@ type Capacity struct {
 
 // Page asks for a part of a list. Max 0 leaves the size to the driver.
 type Page struct {
-	Max   int
-	Token string
+	Max   int    `proto:"max_entries"`
+	Token string `proto:"starting_token"`
 }
 
 // ListResponse is one page of the driver's volumes. Next is empty at the end.
 type ListResponse struct {
 	Volumes []ListedVolume
-	Next    string
+	Next    string `proto:"next_token"`
 }
 
 // ListedVolume is a volume as the driver lists it.
@@ -242,18 +242,18 @@ type CreateSnapshotRequest struct {
 // Snapshot is a snapshot as the driver reports it. Size is in bytes, 0 if the driver does not report it; Ready
 // says that it can be the source of a volume.
 type Snapshot struct {
-	ID               string
+	ID               string `proto:"snapshot_id"`
 	VolumeExternalID string
 	Size             int64
 	CreatedAt        time.Time
 	Ready            bool
-	Warnings         []string // of CreateSnapshot, for the operator
+	Warnings         []string `proto:"-"` // of CreateSnapshot, for the operator
 	GroupID          string   // of the group that it is part of; empty: none
 }
 
 // ListSnapshotsRequest asks for a page of snapshots, optionally of one volume or with one id.
 type ListSnapshotsRequest struct {
-	Page             Page
+	Page             Page `proto:",inline"`
 	VolumeExternalID string
 	SnapshotID       string
 	Secrets          map[string]string
@@ -262,7 +262,7 @@ type ListSnapshotsRequest struct {
 // ListSnapshotsResponse is one page of snapshots. Next is empty at the end.
 type ListSnapshotsResponse struct {
 	Snapshots []Snapshot
-	Next      string
+	Next      string `proto:"next_token"`
 }
 
 // CreateGroupSnapshotRequest is for GroupSnapshotter.CreateGroupSnapshot.
@@ -274,7 +274,7 @@ type CreateGroupSnapshotRequest struct {
 
 // GroupSnapshotRequest names a group. Some drivers need the ids of its snapshots too.
 type GroupSnapshotRequest struct {
-	ID          string
+	ID          string `proto:"group_id"`
 	SnapshotIDs []string
 	Secrets     map[string]string
 }
@@ -282,7 +282,7 @@ type GroupSnapshotRequest struct {
 // GroupSnapshot are snapshots of several volumes as of one moment. Ready says that all of them can be the source of a
 // volume.
 type GroupSnapshot struct {
-	ID        string
+	ID        string `proto:"group_id"`
 	Snapshots []Snapshot
 	CreatedAt time.Time
 	Ready     bool

@@ -2,13 +2,14 @@ package storage
 
 import (
 	"context"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/convert"
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 )
 
@@ -42,18 +43,59 @@ func optional[T any](impl Storage, what string) (T, error) {
 	return v, nil
 }
 
+// forDriver is a request: each names its driver.
+type forDriver interface {
+	proto.Message
+	GetDriver() *storagev1.Driver
+}
+
+func driver(m forDriver) Driver { return convert.From[Driver](m.GetDriver()) }
+
+func volume(m interface{ GetVolume() *storagev1.Volume }) Volume {
+	return convert.From[Volume](m.GetVolume())
+}
+
+// serve calls a method that takes and returns a struct, for a message.
+func serve[M any, I, Req, Res any, P interface {
+	*M
+	proto.Message
+}](ctx context.Context, s *server, m forDriver, what string,
+	method func(I, context.Context, Driver, Req) (Res, error),
+) (P, error) {
+	impl, err := optional[I](s.impl, what)
+	if err != nil {
+		return nil, err
+	}
+	res, err := method(impl, ctx, driver(m), convert.From[Req](m))
+	return convert.To[M, P](res), err
+}
+
+// perform is serve for a method that returns nothing.
+func perform[M any, I, Req any](ctx context.Context, s *server, m forDriver, what string,
+	method func(I, context.Context, Driver, Req) error,
+) (*M, error) {
+	impl, err := optional[I](s.impl, what)
+	if err != nil {
+		return nil, err
+	}
+	return new(M), method(impl, ctx, driver(m), convert.From[Req](m))
+}
+
+// Answers whose message has a struct as a field.
+type (
+	brought struct{ Drivers []Driver }
+	grouped struct{ Group GroupSnapshot }
+)
+
 func (s *server) Fingerprint(req *storagev1.FingerprintRequest,
 	stream grpc.ServerStreamingServer[storagev1.FingerprintResponse],
 ) error {
-	opts := FingerprintOptions{
-		Interval:     duration(req.GetIntervalMs()),
-		ProbeTimeout: duration(req.GetProbeTimeoutMs()),
-	}
-	return s.impl.Fingerprint(stream.Context(), driverFrom(req.GetDriver()), opts, func(f Fingerprint) error {
+	opts := convert.From[FingerprintOptions](req)
+	return s.impl.Fingerprint(stream.Context(), driver(req), opts, func(f Fingerprint) error {
 		if err := claims(s.impl, f); err != nil {
 			return err
 		}
-		return stream.Send(fingerprintTo(f))
+		return stream.Send(convert.To[storagev1.FingerprintResponse](f))
 	})
 }
 
@@ -63,281 +105,161 @@ func (s *server) Drivers(ctx context.Context, _ *storagev1.DriversRequest) (*sto
 		return nil, err
 	}
 	all, err := b.Drivers(ctx)
-	return &storagev1.DriversResponse{Drivers: each(all, driverTo)}, err
+	return convert.To[storagev1.DriversResponse](brought{all}), err
 }
 
 func (s *server) ValidateVolume(ctx context.Context,
-	req *storagev1.ValidateVolumeRequest,
+	m *storagev1.ValidateVolumeRequest,
 ) (*storagev1.ValidateVolumeResponse, error) {
-	warnings, err := s.impl.ValidateVolume(ctx, driverFrom(req.GetDriver()), ValidateRequest{
-		Volume:       volumeFrom(req.GetVolume()),
-		Capabilities: each(req.GetCapabilities(), capabilityFrom),
-		Parameters:   req.GetParameters(),
-	})
+	warnings, err := s.impl.ValidateVolume(ctx, driver(m), convert.From[ValidateRequest](m))
 	return &storagev1.ValidateVolumeResponse{Warnings: warnings}, err
 }
 
-func (s *server) Attach(ctx context.Context, req *storagev1.AttachRequest) (*storagev1.AttachResponse, error) {
-	a, err := optional[Attacher](s.impl, "attach volumes")
+func (s *server) Attach(ctx context.Context, m *storagev1.AttachRequest) (*storagev1.AttachResponse, error) {
+	impl, err := optional[Attacher](s.impl, "attach volumes")
 	if err != nil {
 		return nil, err
 	}
-	publishContext, err := a.Attach(ctx, driverFrom(req.GetDriver()), AttachRequest{
-		Volume:   volumeFrom(req.GetVolume()),
-		NodeID:   req.GetNodeId(),
-		ReadOnly: req.GetReadOnly(),
-	})
-	return &storagev1.AttachResponse{PublishContext: publishContext}, err
+	published, err := impl.Attach(ctx, driver(m), convert.From[AttachRequest](m))
+	return &storagev1.AttachResponse{PublishContext: published}, err
 }
 
-func (s *server) Detach(ctx context.Context, req *storagev1.DetachRequest) (*storagev1.DetachResponse, error) {
-	a, err := optional[Attacher](s.impl, "detach volumes")
+func (s *server) Detach(ctx context.Context, m *storagev1.DetachRequest) (*storagev1.DetachResponse, error) {
+	impl, err := optional[Attacher](s.impl, "detach volumes")
 	if err != nil {
 		return nil, err
 	}
-	err = a.Detach(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()), req.GetNodeId())
-	return &storagev1.DetachResponse{}, err
+	return &storagev1.DetachResponse{}, impl.Detach(ctx, driver(m), volume(m), m.GetNodeId())
 }
 
-func (s *server) Stage(ctx context.Context, req *storagev1.StageRequest) (*storagev1.StageResponse, error) {
-	a, err := optional[Stager](s.impl, "stage volumes")
+func (s *server) Stage(ctx context.Context, m *storagev1.StageRequest) (*storagev1.StageResponse, error) {
+	return perform[storagev1.StageResponse](ctx, s, m, "stage volumes", Stager.Stage)
+}
+
+func (s *server) Unstage(ctx context.Context, m *storagev1.UnstageRequest) (*storagev1.UnstageResponse, error) {
+	impl, err := optional[Stager](s.impl, "unstage volumes")
 	if err != nil {
 		return nil, err
 	}
-	err = a.Stage(ctx, driverFrom(req.GetDriver()), StageRequest{
-		Volume:         volumeFrom(req.GetVolume()),
-		PublishContext: req.GetPublishContext(),
-		StagingPath:    req.GetStagingPath(),
-	})
-	return &storagev1.StageResponse{}, err
+	return &storagev1.UnstageResponse{}, impl.Unstage(ctx, driver(m), volume(m), m.GetStagingPath())
 }
 
-func (s *server) Unstage(ctx context.Context, req *storagev1.UnstageRequest) (*storagev1.UnstageResponse, error) {
-	a, err := optional[Stager](s.impl, "unstage volumes")
+func (s *server) Publish(ctx context.Context, m *storagev1.PublishRequest) (*storagev1.PublishResponse, error) {
+	return perform[storagev1.PublishResponse](ctx, s, m, "publish volumes", Storage.Publish)
+}
+
+func (s *server) Unpublish(ctx context.Context, m *storagev1.UnpublishRequest) (*storagev1.UnpublishResponse, error) {
+	return &storagev1.UnpublishResponse{}, s.impl.Unpublish(ctx, driver(m), volume(m), m.GetTargetPath())
+}
+
+func (s *server) Create(ctx context.Context, m *storagev1.CreateRequest) (*storagev1.CreateResponse, error) {
+	return serve[storagev1.CreateResponse](ctx, s, m, "create volumes", Provisioner.Create)
+}
+
+func (s *server) Delete(ctx context.Context, m *storagev1.DeleteRequest) (*storagev1.DeleteResponse, error) {
+	impl, err := optional[Provisioner](s.impl, "delete volumes")
 	if err != nil {
 		return nil, err
 	}
-	err = a.Unstage(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()), req.GetStagingPath())
-	return &storagev1.UnstageResponse{}, err
+	return &storagev1.DeleteResponse{}, impl.Delete(ctx, driver(m), volume(m))
 }
 
-func (s *server) Publish(ctx context.Context, req *storagev1.PublishRequest) (*storagev1.PublishResponse, error) {
-	err := s.impl.Publish(ctx, driverFrom(req.GetDriver()), PublishRequest{
-		Volume:         volumeFrom(req.GetVolume()),
-		PublishContext: req.GetPublishContext(),
-		StagingPath:    req.GetStagingPath(),
-		TargetPath:     req.GetTargetPath(),
-		ReadOnly:       req.GetReadOnly(),
-	})
-	return &storagev1.PublishResponse{}, err
+func (s *server) List(ctx context.Context, m *storagev1.ListRequest) (*storagev1.ListResponse, error) {
+	return serve[storagev1.ListResponse](ctx, s, m, "list volumes", Provisioner.List)
 }
 
-func (s *server) Unpublish(ctx context.Context, req *storagev1.UnpublishRequest) (*storagev1.UnpublishResponse, error) {
-	err := s.impl.Unpublish(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()), req.GetTargetPath())
-	return &storagev1.UnpublishResponse{}, err
-}
-
-func (s *server) Create(ctx context.Context, req *storagev1.CreateRequest) (*storagev1.CreateResponse, error) {
-	p, err := optional[Provisioner](s.impl, "create volumes")
+func (s *server) Get(ctx context.Context, m *storagev1.GetRequest) (*storagev1.GetResponse, error) {
+	impl, err := optional[VolumeReader](s.impl, "read a volume")
 	if err != nil {
 		return nil, err
 	}
-	res, err := p.Create(ctx, driverFrom(req.GetDriver()), CreateRequest{
-		Name:         req.GetName(),
-		CapacityMin:  req.GetCapacityMin(),
-		CapacityMax:  req.GetCapacityMax(),
-		Capabilities: each(req.GetCapabilities(), capabilityFrom),
-		Parameters:   req.GetParameters(),
-		Secrets:      req.GetSecrets(),
-		SnapshotID:   req.GetSnapshotId(),
-		CloneID:      req.GetCloneId(),
-		Topology:     requirementFrom(req.GetTopology()),
-		Full:         req.GetFull(),
-	})
-	return &storagev1.CreateResponse{
-		ExternalId:         res.ExternalID,
-		Capacity:           res.Capacity,
-		Context:            res.Context,
-		AccessibleTopology: each(res.AccessibleTopology, topologyTo),
-	}, err
+	v, err := impl.Get(ctx, driver(m), volume(m))
+	return convert.To[storagev1.GetResponse](struct{ Volume ListedVolume }{v}), err
 }
 
-func (s *server) Delete(ctx context.Context, req *storagev1.DeleteRequest) (*storagev1.DeleteResponse, error) {
-	p, err := optional[Provisioner](s.impl, "delete volumes")
+func (s *server) Modify(ctx context.Context, m *storagev1.ModifyRequest) (*storagev1.ModifyResponse, error) {
+	return perform[storagev1.ModifyResponse](ctx, s, m, "modify volumes", Modifier.Modify)
+}
+
+func (s *server) Capacity(ctx context.Context, m *storagev1.CapacityRequest) (*storagev1.CapacityResponse, error) {
+	return serve[storagev1.CapacityResponse](ctx, s, m, "read the capacity", CapacityReader.Capacity)
+}
+
+func (s *server) Expand(ctx context.Context, m *storagev1.ExpandRequest) (*storagev1.ExpandResponse, error) {
+	return serve[storagev1.ExpandResponse](ctx, s, m, "expand volumes", Expander.Expand)
+}
+
+func (s *server) ExpandNode(ctx context.Context,
+	m *storagev1.ExpandNodeRequest,
+) (*storagev1.ExpandNodeResponse, error) {
+	impl, err := optional[Expander](s.impl, "expand volumes")
 	if err != nil {
 		return nil, err
 	}
-	return &storagev1.DeleteResponse{}, p.Delete(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()))
-}
-
-func (s *server) List(ctx context.Context, req *storagev1.ListRequest) (*storagev1.ListResponse, error) {
-	p, err := optional[Provisioner](s.impl, "list volumes")
-	if err != nil {
-		return nil, err
-	}
-	page := Page{Max: int(req.GetMaxEntries()), Token: req.GetStartingToken()}
-	res, err := p.List(ctx, driverFrom(req.GetDriver()), page)
-	return &storagev1.ListResponse{Volumes: each(res.Volumes, listedTo), NextToken: res.Next}, err
-}
-
-func (s *server) Get(ctx context.Context, req *storagev1.GetRequest) (*storagev1.GetResponse, error) {
-	r, err := optional[VolumeReader](s.impl, "read a volume")
-	if err != nil {
-		return nil, err
-	}
-	v, err := r.Get(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()))
-	return &storagev1.GetResponse{Volume: listedTo(v)}, err
-}
-
-func (s *server) Modify(ctx context.Context, req *storagev1.ModifyRequest) (*storagev1.ModifyResponse, error) {
-	m, err := optional[Modifier](s.impl, "modify volumes")
-	if err != nil {
-		return nil, err
-	}
-	return &storagev1.ModifyResponse{}, m.Modify(ctx, driverFrom(req.GetDriver()), ModifyRequest{
-		Volume: volumeFrom(req.GetVolume()), Parameters: req.GetParameters(),
-	})
-}
-
-func (s *server) Capacity(ctx context.Context, req *storagev1.CapacityRequest) (*storagev1.CapacityResponse, error) {
-	c, err := optional[CapacityReader](s.impl, "read the capacity")
-	if err != nil {
-		return nil, err
-	}
-	res, err := c.Capacity(ctx, driverFrom(req.GetDriver()), CapacityRequest{
-		Capabilities: each(req.GetCapabilities(), capabilityFrom),
-		Parameters:   req.GetParameters(),
-		Topology:     topologyFrom(req.GetTopology()),
-	})
-	return &storagev1.CapacityResponse{
-		Available: res.Available, MaximumVolume: res.MaximumVolume, MinimumVolume: res.MinimumVolume,
-	}, err
-}
-
-func (s *server) Expand(ctx context.Context, req *storagev1.ExpandRequest) (*storagev1.ExpandResponse, error) {
-	e, err := optional[Expander](s.impl, "expand volumes")
-	if err != nil {
-		return nil, err
-	}
-	res, err := e.Expand(ctx, driverFrom(req.GetDriver()), ExpandRequest{
-		Volume:      volumeFrom(req.GetVolume()),
-		CapacityMin: req.GetCapacityMin(),
-		CapacityMax: req.GetCapacityMax(),
-	})
-	return &storagev1.ExpandResponse{Capacity: res.Capacity, NodeExpansionRequired: res.NodeExpansionRequired}, err
-}
-
-func (s *server) ExpandNode(ctx context.Context, req *storagev1.ExpandNodeRequest) (*storagev1.ExpandNodeResponse,
-	error,
-) {
-	e, err := optional[Expander](s.impl, "expand volumes")
-	if err != nil {
-		return nil, err
-	}
-	capacity, err := e.ExpandNode(ctx, driverFrom(req.GetDriver()), ExpandNodeRequest{
-		Volume:      volumeFrom(req.GetVolume()),
-		CapacityMin: req.GetCapacityMin(),
-		CapacityMax: req.GetCapacityMax(),
-		VolumePath:  req.GetVolumePath(),
-		StagingPath: req.GetStagingPath(),
-	})
+	capacity, err := impl.ExpandNode(ctx, driver(m), convert.From[ExpandNodeRequest](m))
 	return &storagev1.ExpandNodeResponse{Capacity: capacity}, err
 }
 
 func (s *server) CreateSnapshot(ctx context.Context,
-	req *storagev1.CreateSnapshotRequest,
+	m *storagev1.CreateSnapshotRequest,
 ) (*storagev1.CreateSnapshotResponse, error) {
-	p, err := optional[Snapshotter](s.impl, "make snapshots")
+	impl, err := optional[Snapshotter](s.impl, "make snapshots")
 	if err != nil {
 		return nil, err
 	}
-	snapshot, err := p.CreateSnapshot(ctx, driverFrom(req.GetDriver()), CreateSnapshotRequest{
-		Name:       req.GetName(),
-		Volume:     volumeFrom(req.GetVolume()),
-		Parameters: req.GetParameters(),
-	})
-	return &storagev1.CreateSnapshotResponse{Snapshot: snapshotTo(snapshot), Warnings: snapshot.Warnings}, err
+	made, err := impl.CreateSnapshot(ctx, driver(m), convert.From[CreateSnapshotRequest](m))
+	res := convert.To[storagev1.CreateSnapshotResponse](struct{ Snapshot Snapshot }{made})
+	res.Warnings = made.Warnings
+	return res, err
 }
 
 func (s *server) DeleteSnapshot(ctx context.Context,
-	req *storagev1.DeleteSnapshotRequest,
+	m *storagev1.DeleteSnapshotRequest,
 ) (*storagev1.DeleteSnapshotResponse, error) {
-	p, err := optional[Snapshotter](s.impl, "delete snapshots")
+	impl, err := optional[Snapshotter](s.impl, "delete snapshots")
 	if err != nil {
 		return nil, err
 	}
-	err = p.DeleteSnapshot(ctx, driverFrom(req.GetDriver()), req.GetSnapshotId(), req.GetSecrets())
+	err = impl.DeleteSnapshot(ctx, driver(m), m.GetSnapshotId(), m.GetSecrets())
 	return &storagev1.DeleteSnapshotResponse{}, err
 }
 
 func (s *server) ListSnapshots(ctx context.Context,
-	req *storagev1.ListSnapshotsRequest,
+	m *storagev1.ListSnapshotsRequest,
 ) (*storagev1.ListSnapshotsResponse, error) {
-	p, err := optional[Snapshotter](s.impl, "list snapshots")
-	if err != nil {
-		return nil, err
-	}
-	res, err := p.ListSnapshots(ctx, driverFrom(req.GetDriver()), ListSnapshotsRequest{
-		Page:             Page{Max: int(req.GetMaxEntries()), Token: req.GetStartingToken()},
-		VolumeExternalID: req.GetVolumeExternalId(),
-		SnapshotID:       req.GetSnapshotId(),
-		Secrets:          req.GetSecrets(),
-	})
-	return &storagev1.ListSnapshotsResponse{Snapshots: each(res.Snapshots, snapshotTo), NextToken: res.Next}, err
+	return serve[storagev1.ListSnapshotsResponse](ctx, s, m, "list snapshots", Snapshotter.ListSnapshots)
 }
 
 func (s *server) CreateGroupSnapshot(ctx context.Context,
-	req *storagev1.CreateGroupSnapshotRequest,
+	m *storagev1.CreateGroupSnapshotRequest,
 ) (*storagev1.CreateGroupSnapshotResponse, error) {
-	p, err := optional[GroupSnapshotter](s.impl, "make group snapshots")
+	impl, err := optional[GroupSnapshotter](s.impl, "make group snapshots")
 	if err != nil {
 		return nil, err
 	}
-	g, err := p.CreateGroupSnapshot(ctx, driverFrom(req.GetDriver()), CreateGroupSnapshotRequest{
-		Name:              req.GetName(),
-		VolumeExternalIDs: req.GetVolumeExternalIds(),
-		Parameters:        req.GetParameters(),
-		Secrets:           req.GetSecrets(),
-	})
-	return &storagev1.CreateGroupSnapshotResponse{Group: groupTo(g)}, err
+	g, err := impl.CreateGroupSnapshot(ctx, driver(m), convert.From[CreateGroupSnapshotRequest](m))
+	return convert.To[storagev1.CreateGroupSnapshotResponse](grouped{g}), err
 }
 
 func (s *server) DeleteGroupSnapshot(ctx context.Context,
-	req *storagev1.DeleteGroupSnapshotRequest,
+	m *storagev1.DeleteGroupSnapshotRequest,
 ) (*storagev1.DeleteGroupSnapshotResponse, error) {
-	p, err := optional[GroupSnapshotter](s.impl, "delete group snapshots")
-	if err != nil {
-		return nil, err
-	}
-	return &storagev1.DeleteGroupSnapshotResponse{}, p.DeleteGroupSnapshot(ctx, driverFrom(req.GetDriver()),
-		GroupSnapshotRequest{ID: req.GetGroupId(), SnapshotIDs: req.GetSnapshotIds(), Secrets: req.GetSecrets()})
+	return perform[storagev1.DeleteGroupSnapshotResponse](ctx, s, m, "delete group snapshots", GroupSnapshotter.DeleteGroupSnapshot)
 }
 
 func (s *server) GetGroupSnapshot(ctx context.Context,
-	req *storagev1.GetGroupSnapshotRequest,
+	m *storagev1.GetGroupSnapshotRequest,
 ) (*storagev1.GetGroupSnapshotResponse, error) {
-	p, err := optional[GroupSnapshotter](s.impl, "read group snapshots")
+	impl, err := optional[GroupSnapshotter](s.impl, "read group snapshots")
 	if err != nil {
 		return nil, err
 	}
-	g, err := p.GetGroupSnapshot(ctx, driverFrom(req.GetDriver()),
-		GroupSnapshotRequest{ID: req.GetGroupId(), SnapshotIDs: req.GetSnapshotIds(), Secrets: req.GetSecrets()})
-	return &storagev1.GetGroupSnapshotResponse{Group: groupTo(g)}, err
+	g, err := impl.GetGroupSnapshot(ctx, driver(m), convert.From[GroupSnapshotRequest](m))
+	return convert.To[storagev1.GetGroupSnapshotResponse](grouped{g}), err
 }
 
-func (s *server) VolumeStats(ctx context.Context, req *storagev1.VolumeStatsRequest) (*storagev1.VolumeStatsResponse,
-	error,
-) {
-	p, err := optional[StatsReader](s.impl, "read a volume's usage")
-	if err != nil {
-		return nil, err
-	}
-	stats, err := p.VolumeStats(ctx, driverFrom(req.GetDriver()), StatsRequest{
-		Volume:      volumeFrom(req.GetVolume()),
-		VolumePath:  req.GetVolumePath(),
-		StagingPath: req.GetStagingPath(),
-	})
-	return &storagev1.VolumeStatsResponse{Usage: each(stats.Usage, usageTo), Condition: conditionTo(stats.Condition)}, err
+func (s *server) VolumeStats(ctx context.Context,
+	m *storagev1.VolumeStatsRequest,
+) (*storagev1.VolumeStatsResponse, error) {
+	return serve[storagev1.VolumeStatsResponse](ctx, s, m, "read a volume's usage", StatsReader.VolumeStats)
 }
-
-func duration(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }

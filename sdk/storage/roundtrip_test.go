@@ -354,17 +354,6 @@ func TestFingerprintEndsWithItsCaller(t *testing.T) {
 	}
 }
 
-func TestMillisecondsNeverBecomeTheDefault(t *testing.T) {
-	for d, want := range map[time.Duration]int64{
-		0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2,
-		time.Second: 1000,
-	} {
-		if got := milliseconds(d); got != want {
-			t.Errorf("%v: %d, want %d", d, got, want)
-		}
-	}
-}
-
 // canonical returns a value as data in which nil and empty are equal.
 func canonical(v any) any {
 	data, err := json.Marshal(v)
