@@ -24,7 +24,9 @@ func volume(id string, modes ...claim.AccessMode) claim.Volume {
 		modes = []claim.AccessMode{claim.SingleNodeWriter}
 	}
 	v := claim.Volume{
-		VolumeRef: claim.VolumeRef{Namespace: "default", ID: id}, PluginID: "hostpath", ExternalID: "ext-" + id,
+		Definition: claim.Definition{
+			VolumeRef: claim.VolumeRef{Namespace: "default", ID: id}, PluginID: "hostpath", ExternalID: "ext-" + id,
+		},
 	}
 	for _, m := range modes {
 		v.Capabilities = append(v.Capabilities, claim.Capability{AccessMode: m, AttachmentMode: claim.FileSystem})

@@ -16,7 +16,7 @@ func ref(id string) claim.VolumeRef        { return claim.VolumeRef{Namespace: "
 func workload(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }
 
 func volume(access ...claim.AccessMode) claim.Volume {
-	v := claim.Volume{VolumeRef: ref("mysql"), PluginID: "hostpath", ExternalID: "ext-1"}
+	v := claim.Volume{Definition: claim.Definition{VolumeRef: ref("mysql"), PluginID: "hostpath", ExternalID: "ext-1"}}
 	for _, a := range access {
 		v.Capabilities = append(v.Capabilities, claim.Capability{AccessMode: a, AttachmentMode: claim.FileSystem})
 	}

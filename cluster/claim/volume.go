@@ -60,33 +60,39 @@ type TopologyRequest struct {
 	Preferred []Topology `json:"preferred,omitempty"`
 }
 
-// Volume is a registered volume as the ledger keeps it. What a query adds to it (provider, driver health, claims)
-// is not part of this record.
-type Volume struct {
+// Definition is what makes a volume: what an operator has written of it (docs/volume-spec.md), with the id and the
+// context that its driver gave.
+type Definition struct {
 	VolumeRef
-	Name        string `json:"name"`
-	PluginID    string `json:"plugin_id"` // the CSI driver's id
-	ExternalID  string `json:"external_id"`
-	CapacityMin int64  `json:"capacity_min,omitempty"` // bytes; 0: no bound
-	CapacityMax int64  `json:"capacity_max,omitempty"` // bytes; 0: no bound
-	Capacity    int64  `json:"capacity,omitempty"`     // bytes, as the driver reported; 0: unknown
-	// Grown says that the driver has expanded it, and that each node that mounts it must expand its content too
-	// (CSI spec, node_expansion_required).
-	Grown      bool   `json:"grown,omitempty"`
-	CloneID    string `json:"clone_id,omitempty"`
-	SnapshotID string `json:"snapshot_id,omitempty"`
-
+	Name         string            `json:"name"`
+	PluginID     string            `json:"plugin_id"` // the CSI driver's id
+	ExternalID   string            `json:"external_id"`
+	CapacityMin  int64             `json:"capacity_min,omitempty"` // bytes; 0: no bound
+	CapacityMax  int64             `json:"capacity_max,omitempty"` // bytes; 0: no bound
+	CloneID      string            `json:"clone_id,omitempty"`
+	SnapshotID   string            `json:"snapshot_id,omitempty"`
 	Capabilities []Capability      `json:"capabilities"`
 	MountOptions MountOptions      `json:"mount_options,omitzero"`
 	Topology     TopologyRequest   `json:"topology_request,omitzero"`
-	Topologies   []Topology        `json:"topologies,omitempty"` // where it is accessible from, as the driver reported
 	Parameters   map[string]string `json:"parameters,omitempty"`
+	Context      map[string]string `json:"context,omitempty"`
+}
+
+// Volume is a registered volume as the ledger keeps it. What a query adds to it (provider, driver health, claims)
+// is not part of this record. The tags proto say where the API shows a field; "-": nowhere (sdk/convert).
+type Volume struct {
+	Definition `proto:"spec"`
+
+	Capacity int64 `json:"capacity,omitempty"` // bytes, as the driver reported; 0: unknown
+	// Grown says that the driver has expanded it, and that each node that mounts it must expand its content too
+	// (CSI spec, node_expansion_required).
+	Grown      bool       `json:"grown,omitempty" proto:"-"`
+	Topologies []Topology `json:"topologies,omitempty"` // where it is accessible from, as the driver reported
 	// MutableParameters are those that were changed since its creation (CSI spec, ControllerModifyVolume).
 	MutableParameters map[string]string `json:"mutable_parameters,omitempty"`
-	Context           map[string]string `json:"context,omitempty"`
-	SealedSecrets     []byte            `json:"sealed_secrets,omitempty"` // opaque to the cluster
+	SealedSecrets     []byte            `json:"sealed_secrets,omitempty" proto:"-"` // opaque to the cluster
 	// SecretsKey is the id of the key that they are encrypted with; empty: a key that the ledger did not name yet.
-	SecretsKey string `json:"secrets_key,omitempty"`
+	SecretsKey string `json:"secrets_key,omitempty" proto:"-"`
 
 	// AccessMode and AttachmentMode are those of the first claim; empty while there is no claim.
 	AccessMode     AccessMode     `json:"access_mode,omitempty"`

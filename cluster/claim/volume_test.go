@@ -9,7 +9,8 @@ import (
 )
 
 func TestVolumesAreReachedFromTheirPlaces(t *testing.T) {
-	vol := claim.Volume{VolumeRef: claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: "mysql"}}
+	var vol claim.Volume
+	vol.VolumeRef = claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: "mysql"}
 	in := func(segments ...map[string]string) claim.Volume {
 		v := vol
 		for _, s := range segments {

@@ -28,11 +28,13 @@ func commands() []command.Command {
 	}
 	all := []command.Command{
 		&command.RegisterVolume{Volume: claim.Volume{
-			VolumeRef: volume, Name: "MySQL", PluginID: "hostpath", ExternalID: "x",
-			Capabilities:  []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
-			MountOptions:  claim.MountOptions{FSType: "ext4", Flags: []string{"noatime"}},
-			Topology:      claim.TopologyRequest{Required: []claim.Topology{{Segments: map[string]string{"rack": "R1"}}}},
-			Parameters:    map[string]string{"a": "b"},
+			Definition: claim.Definition{
+				VolumeRef: volume, Name: "MySQL", PluginID: "hostpath", ExternalID: "x",
+				Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+				MountOptions: claim.MountOptions{FSType: "ext4", Flags: []string{"noatime"}},
+				Topology:     claim.TopologyRequest{Required: []claim.Topology{{Segments: map[string]string{"rack": "R1"}}}},
+				Parameters:   map[string]string{"a": "b"},
+			},
 			SealedSecrets: []byte{0, 1, 255},
 		}},
 		&command.DeregisterVolume{Ref: volume, Force: true},
@@ -184,8 +186,10 @@ func TestEntriesThatAreNone(t *testing.T) {
 }
 
 func TestTooLarge(t *testing.T) {
-	c := &command.RegisterVolume{Volume: claim.Volume{Context: map[string]string{"a": strings.Repeat("x",
-		command.MaxSize)}}}
+	c := &command.RegisterVolume{Volume: claim.Volume{Definition: claim.Definition{
+		Context: map[string]string{"a": strings.Repeat("x",
+			command.MaxSize)},
+	}}}
 	if _, err := command.Encode(c); !errors.Is(err, command.ErrTooLarge) {
 		t.Errorf("got %v", err)
 	}

@@ -25,7 +25,7 @@ func TestOutcomeKeepsItsType(t *testing.T) {
 			CreatedAt: at, CreateIndex: 7,
 		},
 		Claims:  []claim.Claim{{Volume: volume, Node: "a", Mode: claim.Write, State: claim.Taken, Index: 7, TakenAt: at}},
-		Volumes: []claim.Volume{{VolumeRef: volume, SealedSecrets: []byte{0, 255}}},
+		Volumes: []claim.Volume{{Definition: claim.Definition{VolumeRef: volume}, SealedSecrets: []byte{0, 255}}},
 		Created: true,
 	}
 	data, err := command.EncodeOutcome(want, nil)

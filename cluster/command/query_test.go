@@ -20,7 +20,9 @@ func queries() map[command.Query]any {
 	running := claim.Workload{Ref: workload, Node: "a", Status: claim.Running, CreatedAt: at}
 	b := command.Blocking{MinIndex: 7, Wait: time.Minute}
 	return map[command.Query]any{
-		&command.QueryVolume{Blocking: b, Ref: volume}:        claim.Volume{VolumeRef: volume, ExternalID: "x"},
+		&command.QueryVolume{Blocking: b, Ref: volume}: claim.Volume{
+			Definition: claim.Definition{VolumeRef: volume, ExternalID: "x"},
+		},
 		&command.QueryWorkload{Blocking: b, Ref: workload}:    running,
 		&command.QueryClaims{Blocking: b, Workload: workload}: held,
 		&command.QueryNode{Blocking: b, Name: "a"}:            claim.Node{Name: "a", Status: claim.NodeDown},

@@ -254,7 +254,7 @@ func (tx *writeTx) repeatAdvance(c *command.AdvanceClaims) (any, error) {
 func (tx *writeTx) volumeNow(ref claim.VolumeRef) (claim.Volume, error) {
 	v, err := tx.Volume(ref)
 	if errors.Is(err, claim.ErrVolumeNotFound) {
-		return claim.Volume{VolumeRef: ref}, nil
+		return claim.Volume{Definition: claim.Definition{VolumeRef: ref}}, nil
 	}
 	return v, err
 }

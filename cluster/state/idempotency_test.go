@@ -116,7 +116,7 @@ func nodeLeft(l *ledger) string {
 func unnamed(c command.Command, result any) any {
 	switch r := result.(type) {
 	case command.DeregisterVolumeResult:
-		r.Volume = claim.Volume{VolumeRef: r.Volume.VolumeRef}
+		r.Volume = claim.Volume{Definition: claim.Definition{VolumeRef: r.Volume.VolumeRef}}
 		r.LeftBehind = append([]claim.Claim{}, r.LeftBehind...)
 		for i, c := range r.LeftBehind {
 			r.LeftBehind[i] = claim.Claim{

@@ -23,7 +23,7 @@ func ref(id string) claim.VolumeRef        { return claim.VolumeRef{Namespace: "
 func workload(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }
 
 func volume(id string, access ...claim.AccessMode) claim.Volume {
-	v := claim.Volume{VolumeRef: ref(id), Name: id, PluginID: "hostpath", ExternalID: "ext-" + id}
+	v := claim.Volume{Definition: claim.Definition{VolumeRef: ref(id), Name: id, PluginID: "hostpath", ExternalID: "ext-" + id}}
 	for _, a := range access {
 		v.Capabilities = append(v.Capabilities, claim.Capability{AccessMode: a, AttachmentMode: claim.FileSystem})
 	}

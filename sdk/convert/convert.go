@@ -1,9 +1,10 @@
-// Package convert converts between Go types and protobuf messages by the names of their fields, so that no kind of
-// plugin has to list them a second time. The kinds' packages use it; authors of plugins see Go types only.
+// Package convert converts between Go types and protobuf messages by the names of their fields, so that nobody has to
+// list them a second time. The kinds' packages use it; authors of plugins see Go types only.
 //
-// A field of a Go struct belongs to the message's field of the same name: case and underscores do not matter
-// (ExternalID and external_id). The tag `proto:"NAME"` says another name, `proto:"-"` that the message has no such
-// field, `proto:",inline"` that the fields of a struct are the message's own.
+// A field of a Go struct belongs to the message's field of the same name, which is that of its JSON tag, if it has one.
+// Case and underscores do not matter (ExternalID and external_id). The tag `proto:"NAME"` says another name,
+// `proto:"-"` that the message has no such field, `proto:",inline"` that the fields of a struct are the message's own,
+// as those of an embedded one are unless a tag names it.
 //
 //   - A zero value is an absent field, and an absent message is the zero value. A nil pointer is an absent message.
 //     Empty lists and maps become nil.
@@ -18,6 +19,7 @@
 package convert
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"reflect"
@@ -83,15 +85,13 @@ func compare(of reflect.Type, message protoreflect.MessageDescriptor, at []int) 
 		f := of.Field(i)
 		index := slices.Concat(at, []int{i})
 		name, option, _ := strings.Cut(f.Tag.Get("proto"), ",")
+		inJSON, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case name == "-":
-		case option == "inline":
+		case f.Anonymous && name == "" || option == "inline":
 			pairs = append(pairs, compare(f.Type, message, index)...)
 		default:
-			if name == "" {
-				name = f.Name
-			}
-			field := named(message, name, f.Type == durationType)
+			field := named(message, cmp.Or(name, inJSON, f.Name), f.Type == durationType)
 			if field == nil {
 				panic(fmt.Sprintf("convert %v: %s has no field for %s", of, message.FullName(), f.Name))
 			}

@@ -57,8 +57,10 @@ func fill(b *testing.B, n *cluster.Node, volumes int, node string) {
 	b.Helper()
 	parallel(b, volumes, 256, func(i int) error {
 		_, err := n.RegisterVolume(b.Context(), claim.Volume{
-			VolumeRef: volumeRef(i), Name: volumeRef(i).ID, PluginID: "local", ExternalID: volumeRef(i).ID,
-			Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+			Definition: claim.Definition{
+				VolumeRef: volumeRef(i), Name: volumeRef(i).ID, PluginID: "local", ExternalID: volumeRef(i).ID,
+				Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+			},
 		})
 		if err != nil || node == "" {
 			return err

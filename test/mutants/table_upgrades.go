@@ -19,8 +19,8 @@ var upgrades = []mutant{
 	{
 		name: "volume-field-lost", promise: "the ledger keeps every field of a record",
 		in: "cluster/claim", decl: "Volume",
-		old: "`json:\"grown,omitempty\"`",
-		new: "`json:\"capacity,omitempty\"`",
+		old: "`json:\"grown,omitempty\" proto:\"-\"`",
+		new: "`json:\"capacity,omitempty\" proto:\"-\"`",
 		pkg: "./cluster/codec", run: "^TestRecords$",
 	},
 	{

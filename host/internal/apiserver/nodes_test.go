@@ -142,8 +142,10 @@ func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 	h.putNode(t, "n2")
 	volume := claim.VolumeRef{Namespace: "default", ID: "v"}
 	_, err := h.ledger.RegisterVolume(h.ctx, claim.Volume{
-		VolumeRef: volume, Name: "v", PluginID: "d", ExternalID: "x",
-		Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+		Definition: claim.Definition{
+			VolumeRef: volume, Name: "v", PluginID: "d", ExternalID: "x",
+			Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+		},
 	})
 	check.NoError(t, err)
 	w := claim.WorkloadRef{Namespace: "default", ID: "w"}

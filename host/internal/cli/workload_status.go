@@ -11,6 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/convert"
 )
 
 var workloadColumns = columns[*hostv1.Workload]{
@@ -205,15 +206,7 @@ func (v *dryVolume) claim(ctx context.Context, c *call, spec *hostv1.WorkloadSpe
 	}
 	have := resp.GetVolume()
 	ref := claim.VolumeRef{Namespace: spec.GetNamespace(), ID: v.Volume}
-	volume := claim.Volume{
-		VolumeRef: ref, AccessMode: claim.AccessMode(have.GetAccessMode()),
-		AttachmentMode: claim.AttachmentMode(have.GetAttachmentMode()),
-	}
-	for _, one := range have.GetSpec().GetCapabilities() {
-		volume.Capabilities = append(volume.Capabilities, claim.Capability{
-			AccessMode: claim.AccessMode(one.GetAccessMode()), AttachmentMode: claim.AttachmentMode(one.GetAttachmentMode()),
-		})
-	}
+	volume := convert.From[claim.Volume](have)
 	var held []claim.Claim
 	for _, one := range have.GetClaims() {
 		h := claim.Claim{

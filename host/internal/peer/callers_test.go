@@ -87,8 +87,10 @@ func TestCallersOfANode(t *testing.T) {
 		return err
 	}
 	refused("a look at a volume", look(nobody, v))
-	refused("a look at a volume that there is not", look(nobody, claim.Volume{VolumeRef: claim.VolumeRef{
-		Namespace: v.Namespace, ID: "none",
+	refused("a look at a volume that there is not", look(nobody, claim.Volume{Definition: claim.Definition{
+		VolumeRef: claim.VolumeRef{
+			Namespace: v.Namespace, ID: "none",
+		},
 	}}))
 	must(t, look(good, v))
 	must(t, start(good, wants(v)))

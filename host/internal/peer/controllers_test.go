@@ -105,11 +105,13 @@ func TestControllersOnNodes(t *testing.T) {
 	leader.leader.Controllers = ctl
 
 	v, err := ctl.Create(within(t), claim.Volume{
-		VolumeRef: claim.VolumeRef{
-			Namespace: claim.DefaultNamespace,
-			ID:        "v",
-		}, Name: "v", PluginID: "shared", CapacityMin: 1 << 20,
-		Capabilities: []claim.Capability{writer},
+		Definition: claim.Definition{
+			VolumeRef: claim.VolumeRef{
+				Namespace: claim.DefaultNamespace,
+				ID:        "v",
+			}, Name: "v", PluginID: "shared", CapacityMin: 1 << 20,
+			Capabilities: []claim.Capability{writer},
+		},
 	})
 	must(t, err)
 	_, err = ledger.RegisterVolume(within(t), v)

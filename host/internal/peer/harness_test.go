@@ -209,11 +209,13 @@ var writer = claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode
 func (w *world) volume(t *testing.T, id, driver string) claim.Volume {
 	t.Helper()
 	result, err := w.leader(t).client().RegisterVolume(within(t), claim.Volume{
-		VolumeRef: claim.VolumeRef{
-			Namespace: claim.DefaultNamespace,
-			ID:        id,
-		}, Name: id, PluginID: driver, ExternalID: "ext-" + id,
-		Capabilities: []claim.Capability{writer}, SealedSecrets: []byte("sealed"),
+		Definition: claim.Definition{
+			VolumeRef: claim.VolumeRef{
+				Namespace: claim.DefaultNamespace,
+				ID:        id,
+			}, Name: id, PluginID: driver, ExternalID: "ext-" + id,
+			Capabilities: []claim.Capability{writer},
+		}, SealedSecrets: []byte("sealed"),
 	})
 	must(t, err)
 	return result.Volume
@@ -316,7 +318,7 @@ func (w *works) ExpandNode(_ context.Context, v claim.Volume, at mounts.Place, _
 	return w.note("expand", v.ID, at.Target)
 }
 
-func (w *works) Stats(_ context.Context, v claim.Volume, at mounts.Place) (storage.Stats, error) {
+func (w *works) Stats(_ context.Context, v claim.Definition, at mounts.Place) (storage.Stats, error) {
 	return storage.Stats{Usage: []storage.Usage{{Unit: storage.Bytes, Total: 9}}}, w.note("stats", v.ID, at.Target)
 }
 

@@ -39,7 +39,7 @@ type Workloads interface {
 // Mounted makes calls to this node's drivers about what is mounted here (controllers.Controllers).
 type Mounted interface {
 	ExpandNode(ctx context.Context, v claim.Volume, at mounts.Place, minBytes, maxBytes int64) error
-	Stats(ctx context.Context, v claim.Volume, at mounts.Place) (storage.Stats, error)
+	Stats(ctx context.Context, v claim.Definition, at mounts.Place) (storage.Stats, error)
 }
 
 // Info identifies a node.
@@ -111,7 +111,7 @@ var errNotMounted = errors.New("the volume is not mounted there")
 // VolumeStats reads usage and condition of a volume that is mounted here.
 func (n *Node) VolumeStats(ctx context.Context, v claim.Volume) (storage.Stats, error) {
 	for _, p := range n.Workloads.Placements(v.VolumeRef) {
-		return n.Mounted.Stats(ctx, v, p.Place)
+		return n.Mounted.Stats(ctx, v.Definition, p.Place)
 	}
 	return storage.Stats{}, fmt.Errorf("read the usage of volume %q on node %q: %w", v.VolumeRef, n.Info.Name,
 		errNotMounted)

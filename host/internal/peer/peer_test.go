@@ -189,7 +189,7 @@ func TestTokensThroughTheLeader(t *testing.T) {
 func TestTheLeaderCallsNodes(t *testing.T) {
 	w := form(t, 1, "n1")
 	leader, n1 := w.leader(t), w.agents["n1"]
-	v := claim.Volume{VolumeRef: claim.VolumeRef{Namespace: "default", ID: "mounted"}, PluginID: "d", ExternalID: "ext"}
+	v := claim.Volume{Definition: claim.Definition{VolumeRef: claim.VolumeRef{Namespace: "default", ID: "mounted"}, PluginID: "d", ExternalID: "ext"}}
 	for _, a := range []*agent{n1, leader} { // over the net, and straight
 		c := claim.Claim{Volume: v.VolumeRef, Workload: ref("own"), Node: a.name}
 		if owns, err := leader.nodes.Owns(within(t), c); err != nil || !owns {

@@ -207,8 +207,10 @@ func (h *host) volume(t testing.TB, driver, id string, caps ...claim.Capability)
 	}
 	external := "external-" + id
 	check.NoError(t, h.ledger.add(claim.Volume{
-		VolumeRef: volumeRef(id), PluginID: driver, ExternalID: external, Capabilities: caps,
-		Context: map[string]string{"of": external},
+		Definition: claim.Definition{
+			VolumeRef: volumeRef(id), PluginID: driver, ExternalID: external, Capabilities: caps,
+			Context: map[string]string{"of": external},
+		},
 	}))
 	if caps[0].AttachmentMode == claim.FileSystem {
 		check.NoError(t, os.MkdirAll(filepath.Join(h.driver.base, external), 0o700))

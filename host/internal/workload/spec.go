@@ -26,7 +26,7 @@ type Spec struct {
 	claim.WorkloadRef
 	Volumes  []volumesteps.Request `json:"volumes,omitempty"`
 	Exec     *Exec                 `json:"exec,omitempty"`
-	Services []service.Service     `json:"services,omitempty"`
+	Services []service.Service     `json:"services,omitempty" proto:"-"` // which has its own conversion
 	Ports    []Port                `json:"ports,omitempty"`
 	// User owns the workload's secrets: a name or a number; empty: the user of Exec, or root.
 	User string `json:"user,omitempty"`
@@ -37,8 +37,8 @@ type Spec struct {
 	Devices []DeviceRequest `json:"devices,omitempty"`
 	// After are the workloads of which nothing may be left, on whichever node they ran, before this
 	// one takes anything. Those in Replaces are also asked to stop.
-	After    []claim.WorkloadRef `json:"after,omitempty"`
-	Replaces []claim.WorkloadRef `json:"replaces,omitempty"`
+	After    []claim.WorkloadRef `json:"after,omitempty" proto:"-"`
+	Replaces []claim.WorkloadRef `json:"replaces,omitempty" proto:"-"`
 	// Units are the systemd services that get the workload's secrets as credentials.
 	Units []string `json:"units,omitempty"`
 }

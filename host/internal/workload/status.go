@@ -96,7 +96,7 @@ func (i *instance) noteStep(name, note string) {
 func (i *instance) noteVolume(driver, externalID, note string) {
 	i.Update(func() {
 		for _, v := range i.volumes.Volumes {
-			if v.Driver != driver || v.ExternalID != externalID {
+			if v.PluginID != driver || v.ExternalID != externalID {
 				continue
 			}
 			for n, s := range i.steps {
@@ -210,7 +210,7 @@ func (i *instance) snapshot() Workload {
 	for _, v := range i.rec.Volumes {
 		if v.Published() {
 			w.Mounts = append(w.Mounts, MountPoint{
-				Volume: v.Ref, Request: v.Request.Name, HostPath: v.Target, Destination: v.Request.Destination,
+				Volume: v.VolumeRef, Request: v.Request.Name, HostPath: v.Target, Destination: v.Request.Destination,
 				ReadOnly: v.Usage.ReadOnly, Block: v.Usage.AttachmentMode == claim.BlockDevice,
 				SUID: v.SUID(), Dev: v.Dev(), Driver: v.Request.Driver,
 			})

@@ -60,10 +60,10 @@ func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
 	for _, i := range m.all() {
 		i.mu.Lock()
 		for _, v := range i.rec.Volumes {
-			if v.Ref != ref || !v.Published() {
+			if v.VolumeRef != ref || !v.Published() {
 				continue
 			}
-			p := Placement{Workload: i.ref, Driver: v.Driver, Place: mounts.Place{Target: v.Target}, Usage: v.Usage}
+			p := Placement{Workload: i.ref, Driver: v.PluginID, Place: mounts.Place{Target: v.Target}, Usage: v.Usage}
 			if v.Staged() {
 				p.Staging = v.Staging
 			}
@@ -113,9 +113,7 @@ func (m *Manager) Mounted() []conditions.Volume {
 			if v.Staged() {
 				at.Staging = v.Staging
 			}
-			found[v.Ref] = conditions.Volume{At: at, Volume: claim.Volume{
-				VolumeRef: v.Ref, PluginID: v.Driver, ExternalID: v.ExternalID, Context: v.Context, MountOptions: v.Options,
-			}}
+			found[v.VolumeRef] = conditions.Volume{At: at, Definition: v.Definition}
 		}
 		i.mu.Unlock()
 	}
@@ -129,7 +127,7 @@ func (m *Manager) WorkloadsUsing(driver string) []string {
 	var known []string // paths of volumes
 	use := func(ref claim.WorkloadRef, volumes []*volumesteps.Record) {
 		for _, v := range volumes {
-			if v.Driver == driver && len(v.Steps) > 0 {
+			if v.PluginID == driver && len(v.Steps) > 0 {
 				kind := "volume"
 				if v.Request.Ephemeral() {
 					kind = "ephemeral volume"

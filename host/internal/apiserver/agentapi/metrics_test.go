@@ -15,8 +15,10 @@ func TestLedgerCounts(t *testing.T) {
 	for _, id := range []string{"a", "b", "c"} {
 		ref := claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: id}
 		_, err := n.RegisterVolume(t.Context(), claim.Volume{
-			VolumeRef: ref, Name: id, PluginID: "d", ExternalID: id,
-			Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+			Definition: claim.Definition{
+				VolumeRef: ref, Name: id, PluginID: "d", ExternalID: id,
+				Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+			},
 		})
 		check.NoError(t, err)
 		run := claim.Run{Ref: claim.WorkloadRef{Namespace: claim.DefaultNamespace, ID: id}, Node: "n"}

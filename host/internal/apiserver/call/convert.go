@@ -41,21 +41,11 @@ func Time(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// ShownMountOptions hides the flags, which may contain secrets. It returns nil if no option is set.
-func ShownMountOptions(o claim.MountOptions) *hostv1.MountOptions {
-	if o.FSType == "" && len(o.Flags) == 0 && o.Group == "" {
-		return nil
+// Redact hides mount flags, which may contain secrets.
+func Redact(o *hostv1.MountOptions) {
+	for n := range o.GetMountFlags() {
+		o.MountFlags[n] = Redacted
 	}
-	shown := &hostv1.MountOptions{FsType: o.FSType, VolumeMountGroup: o.Group}
-	for range o.Flags {
-		shown.MountFlags = append(shown.MountFlags, Redacted)
-	}
-	return shown
-}
-
-// MountOptions converts the options of a request.
-func MountOptions(o *hostv1.MountOptions) claim.MountOptions {
-	return claim.MountOptions{FSType: o.GetFsType(), Flags: NotEmpty(o.GetMountFlags()), Group: o.GetVolumeMountGroup()}
 }
 
 // ShownClaim shows a claim.

@@ -22,6 +22,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/convert"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -253,23 +254,8 @@ func (h *Handler) shownNow(ctx context.Context, ref claim.VolumeRef) (*hostv1.Vo
 // definition converts a volume's spec, and encrypts its secrets. What claim.Volume.Validate checks is not checked
 // here.
 func (h *Handler) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
-	v := claim.Volume{
-		VolumeRef: claim.VolumeRef{Namespace: call.NamespaceOr(spec.GetNamespace()), ID: spec.GetId()},
-		Name:      cmp.Or(spec.GetName(), spec.GetId()), PluginID: spec.GetPluginId(), ExternalID: spec.GetExternalId(),
-		CapacityMin: spec.GetCapacityMin(), CapacityMax: spec.GetCapacityMax(),
-		CloneID: spec.GetCloneId(), SnapshotID: spec.GetSnapshotId(),
-		MountOptions: call.MountOptions(spec.GetMountOptions()),
-		Topology: claim.TopologyRequest{
-			Required:  call.Each(spec.GetTopologyRequest().GetRequired(), topology),
-			Preferred: call.Each(spec.GetTopologyRequest().GetPreferred(), topology),
-		},
-		Parameters: maps.Clone(spec.GetParameters()), Context: maps.Clone(spec.GetContext()),
-	}
-	for _, c := range spec.GetCapabilities() {
-		v.Capabilities = append(v.Capabilities, claim.Capability{
-			AccessMode: claim.AccessMode(c.GetAccessMode()), AttachmentMode: claim.AttachmentMode(c.GetAttachmentMode()),
-		})
-	}
+	v := claim.Volume{Definition: convert.From[claim.Definition](spec)}
+	v.Namespace, v.Name = call.NamespaceOr(v.Namespace), cmp.Or(v.Name, v.ID)
 	if err := v.VolumeRef.Validate(); err != nil {
 		return v, err // secrets are encrypted for a valid reference only
 	}
@@ -414,42 +400,6 @@ func inUse(v claim.Volume, claims []claim.Claim, detail string) error {
 		Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims,
 		At: time.Now(),
 	}
-}
-
-// volumeSpec returns a volume's definition as the API shows it. keys are the names of its secrets.
-func volumeSpec(v claim.Volume, keys []string) *hostv1.VolumeSpec {
-	spec := &hostv1.VolumeSpec{
-		Id: v.ID, Name: v.Name, Type: volumeType, Namespace: v.Namespace, PluginId: v.PluginID, ExternalId: v.ExternalID,
-		CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax, CloneId: v.CloneID, SnapshotId: v.SnapshotID,
-		MountOptions: call.ShownMountOptions(v.MountOptions),
-		Parameters:   maps.Clone(v.Parameters), Context: maps.Clone(v.Context),
-	}
-	for _, c := range v.Capabilities {
-		spec.Capabilities = append(spec.Capabilities, &hostv1.VolumeCapability{
-			AccessMode: string(c.AccessMode), AttachmentMode: string(c.AttachmentMode),
-		})
-	}
-	if len(v.Topology.Required)+len(v.Topology.Preferred) > 0 {
-		spec.TopologyRequest = &hostv1.TopologyRequest{
-			Required:  call.Each(v.Topology.Required, shownTopology),
-			Preferred: call.Each(v.Topology.Preferred, shownTopology),
-		}
-	}
-	for _, key := range keys {
-		if spec.Secrets == nil {
-			spec.Secrets = map[string]string{}
-		}
-		spec.Secrets[key] = call.Redacted
-	}
-	return spec
-}
-
-func shownTopology(t claim.Topology) *hostv1.Topology {
-	return &hostv1.Topology{Segments: maps.Clone(t.Segments)}
-}
-
-func topology(t *hostv1.Topology) claim.Topology {
-	return claim.Topology{Segments: maps.Clone(t.GetSegments())}
 }
 
 // mayUse checks that a definition uses no other namespace's data: volumes, clone sources and snapshots are named by

@@ -3,7 +3,6 @@ package volumes
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/convert"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -202,13 +202,15 @@ func (h *Handler) findVolume(ctx context.Context, ref claim.VolumeRef) (v claim.
 func (h *Handler) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volume {
 	// If secrets cannot be decrypted their names are not shown: the next call to the driver reports why.
 	open, _ := h.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
-	shown := &hostv1.Volume{
-		Spec:     volumeSpec(v, slices.Sorted(maps.Keys(open))),
-		Capacity: v.Capacity, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
-		Claims: call.Each(claims, call.ShownClaim), Topologies: call.Each(v.Topologies, shownTopology),
-		MutableParameters: v.MutableParameters,
-		CreateIndex:       v.CreateIndex, ModifyIndex: v.ModifyIndex,
-		CreatedAt: call.Time(v.CreatedAt), ModifiedAt: call.Time(v.ModifiedAt),
+	shown := convert.To[hostv1.Volume](v)
+	shown.Claims = call.Each(claims, call.ShownClaim)
+	shown.Spec.Type = volumeType
+	call.Redact(shown.GetSpec().GetMountOptions())
+	for key := range open {
+		if shown.Spec.Secrets == nil {
+			shown.Spec.Secrets = map[string]string{}
+		}
+		shown.Spec.Secrets[key] = call.Redacted
 	}
 	attempt, _ := h.Watcher.Attempt(v.VolumeRef)
 	for n, c := range claims {
@@ -397,7 +399,7 @@ func (h *Handler) look(ctx context.Context, v claim.Volume, claims []claim.Claim
 			var stats storage.Stats
 			var err error
 			if node == h.Name {
-				stats, err = h.Controllers.Stats(ctx, v, places[0].Place)
+				stats, err = h.Controllers.Stats(ctx, v.Definition, places[0].Place)
 			} else {
 				stats, err = h.Nodes.VolumeStats(ctx, node, v)
 			}

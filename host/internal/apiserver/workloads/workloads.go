@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,8 +21,8 @@ import (
 	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
-	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/convert"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -295,26 +294,8 @@ func workloadRef(req call.Namespaced) (claim.WorkloadRef, error) {
 // SpecOf converts a workload's spec, which workload.Spec.Validate checks. Empty lists and maps become nil, as
 // in specs from the journal, since the two are compared.
 func SpecOf(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
-	out := workload.Spec{
-		WorkloadRef: claim.WorkloadRef{Namespace: call.NamespaceOr(spec.GetNamespace()), ID: spec.GetId()},
-		User:        spec.GetUser(), Canary: spec.GetCanary(),
-	}
-	for _, v := range spec.GetVolumes() {
-		out.Volumes = append(out.Volumes, volumesteps.Request{
-			Name: v.GetName(), Source: v.GetSource(), Driver: v.GetDriver(), ReadOnly: v.GetReadOnly(),
-			AccessMode: claim.AccessMode(v.GetAccessMode()), AttachmentMode: claim.AttachmentMode(v.GetAttachmentMode()),
-			MountOptions: call.MountOptions(v.GetMountOptions()), Destination: v.GetDestination(),
-		})
-		if len(v.GetAttributes()) > 0 {
-			out.Volumes[len(out.Volumes)-1].Attributes = maps.Clone(v.GetAttributes())
-		}
-	}
-	if e := spec.GetExec(); e != nil {
-		out.Exec = &workload.Exec{Command: e.GetCommand(), Args: call.NotEmpty(e.GetArgs()), User: e.GetUser()}
-		if len(e.GetEnv()) > 0 {
-			out.Exec.Env = maps.Clone(e.GetEnv())
-		}
-	}
+	out := convert.From[workload.Spec](spec)
+	out.Namespace = call.NamespaceOr(out.Namespace)
 	for _, m := range spec.GetServices() {
 		svc, err := service.FromProto(m)
 		if err != nil {
@@ -322,18 +303,6 @@ func SpecOf(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 		}
 		out.Services = append(out.Services, svc)
 	}
-	for _, p := range spec.GetPorts() {
-		out.Ports = append(out.Ports, workload.Port{Label: p.GetLabel(), Static: int(p.GetStatic())})
-	}
-	for _, c := range spec.GetSidecars() {
-		out.Sidecars = append(out.Sidecars, workload.Sidecar{
-			Service: c.GetService(), Command: call.NotEmpty(c.GetCommand()), Env: maps.Clone(c.GetEnv()), User: c.GetUser(),
-		})
-	}
-	for _, d := range spec.GetDevices() {
-		out.Devices = append(out.Devices, workload.DeviceRequest{Name: d.GetName(), Count: int(d.GetCount())})
-	}
-	out.Units = call.NotEmpty(spec.GetUnits())
 	var err error
 	if out.After, err = awaited(out.WorkloadRef, "after", spec.GetAfter()); err != nil {
 		return out, err
@@ -372,20 +341,10 @@ func shownAwaited(namespace string, refs []claim.WorkloadRef) (names []string) {
 
 // ShownSpec shows a workload's spec.
 func ShownSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
-	out := &hostv1.WorkloadSpec{
-		Namespace: spec.Namespace, Id: spec.ID, User: spec.User, Canary: spec.Canary,
-		After: shownAwaited(spec.Namespace, spec.After), Replaces: shownAwaited(spec.Namespace, spec.Replaces),
-		Units: call.NotEmpty(spec.Units),
-	}
-	for _, v := range spec.Volumes {
-		out.Volumes = append(out.Volumes, &hostv1.VolumeRequest{
-			Name: v.Name, Source: v.Source, Driver: v.Driver, Attributes: maps.Clone(v.Attributes), ReadOnly: v.ReadOnly,
-			AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
-			MountOptions: call.ShownMountOptions(v.MountOptions), Destination: v.Destination,
-		})
-	}
-	if e := spec.Exec; e != nil {
-		out.Exec = &hostv1.Exec{Command: e.Command, Args: call.NotEmpty(e.Args), Env: maps.Clone(e.Env), User: e.User}
+	out := convert.To[hostv1.WorkloadSpec](spec)
+	out.After, out.Replaces = shownAwaited(spec.Namespace, spec.After), shownAwaited(spec.Namespace, spec.Replaces)
+	for _, v := range out.GetVolumes() {
+		call.Redact(v.GetMountOptions())
 	}
 	for _, svc := range spec.Services {
 		m, err := svc.ToProto()
@@ -393,17 +352,6 @@ func ShownSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 			return nil, fmt.Errorf("show workload %q: service %q: %w", spec.WorkloadRef, svc.Name, err)
 		}
 		out.Services = append(out.Services, m)
-	}
-	for _, p := range spec.Ports {
-		out.Ports = append(out.Ports, &hostv1.Port{Label: p.Label, Static: int32(p.Static)})
-	}
-	for _, c := range spec.Sidecars {
-		out.Sidecars = append(out.Sidecars, &hostv1.Sidecar{
-			Service: c.Service, Command: call.NotEmpty(c.Command), Env: maps.Clone(c.Env), User: c.User,
-		})
-	}
-	for _, d := range spec.Devices {
-		out.Devices = append(out.Devices, &hostv1.DeviceRequest{Name: d.Name, Count: int32(d.Count)})
 	}
 	return out, nil
 }

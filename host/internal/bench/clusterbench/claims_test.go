@@ -148,8 +148,10 @@ func take(ctx context.Context, c *cluster.Client, i int, node string) error {
 
 func volume(i int, driver string) claim.Volume {
 	return claim.Volume{
-		VolumeRef: volumeRef(i), Name: volumeRef(i).ID, PluginID: driver, ExternalID: volumeRef(i).ID,
-		Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+		Definition: claim.Definition{
+			VolumeRef: volumeRef(i), Name: volumeRef(i).ID, PluginID: driver, ExternalID: volumeRef(i).ID,
+			Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+		},
 	}
 }
 

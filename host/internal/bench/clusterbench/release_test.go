@@ -64,7 +64,7 @@ csi_driver "shared" {
 		if err := take(ctx, n.Client, i, n.name); err != nil {
 			return err
 		}
-		_, err := n.Attach(ctx, claim.Volume{VolumeRef: volumeRef(i)},
+		_, err := n.Attach(ctx, claim.Volume{Definition: claim.Definition{VolumeRef: volumeRef(i)}},
 			claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}, n.name)
 		return err
 	})

@@ -41,7 +41,7 @@ const (
 
 // Volume is a volume that is mounted on this node, in one of the places where it is.
 type Volume struct {
-	claim.Volume
+	claim.Definition
 	At mounts.Place
 }
 
@@ -59,7 +59,7 @@ type Monitor struct {
 	// Mounted lists the volumes that are mounted here, each once.
 	Mounted func() []Volume
 	// Ask reads a volume's condition, and if wanted its usage.
-	Ask func(ctx context.Context, v claim.Volume, at mounts.Place, usage bool) (Answer, error)
+	Ask func(ctx context.Context, v claim.Definition, at mounts.Place, usage bool) (Answer, error)
 	// NoVolumes leaves out the metrics of single volumes.
 	NoVolumes bool
 	Events    *events.Bus
@@ -111,7 +111,7 @@ func (m *Monitor) look(ctx context.Context) {
 		asked.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, answerWithin)
 			defer cancel()
-			answer, err := m.Ask(ctx, v.Volume, v.At, usage)
+			answer, err := m.Ask(ctx, v.Definition, v.At, usage)
 			mu.Lock()
 			defer mu.Unlock()
 			m.answered(v, answer, err, now)

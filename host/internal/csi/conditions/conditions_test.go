@@ -21,12 +21,12 @@ import (
 // Volumes are asked about again and again, and at once when the metrics are read.
 func TestPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mounted := []Volume{{Volume: claim.Volume{VolumeRef: claim.VolumeRef{Namespace: "prod", ID: "v"}, PluginID: "d"}}}
+		mounted := []Volume{{Definition: claim.Definition{VolumeRef: claim.VolumeRef{Namespace: "prod", ID: "v"}, PluginID: "d"}}}
 		began := time.Now()
 		var asked []int // after how many seconds
 		m := &Monitor{
 			Node: "n1", Events: events.New(0), Log: hclog.NewNullLogger(), Mounted: func() []Volume { return mounted },
-			Ask: func(context.Context, claim.Volume, mounts.Place, bool) (Answer, error) {
+			Ask: func(context.Context, claim.Definition, mounts.Place, bool) (Answer, error) {
 				asked = append(asked, int(time.Since(began).Seconds()))
 				return Answer{Node: &storage.Condition{}}, nil
 			},
@@ -58,11 +58,11 @@ func TestChanges(t *testing.T) {
 		&storage.Condition{Abnormal: true, Message: "gone"}
 	var node, controller *storage.Condition
 	var failed error
-	mounted := []Volume{{Volume: claim.Volume{VolumeRef: claim.VolumeRef{Namespace: "prod", ID: "v"}, PluginID: "d"}}}
+	mounted := []Volume{{Definition: claim.Definition{VolumeRef: claim.VolumeRef{Namespace: "prod", ID: "v"}, PluginID: "d"}}}
 	bus := events.New(0)
 	m := &Monitor{
 		Node: "n1", Events: bus, Log: hclog.NewNullLogger(), Mounted: func() []Volume { return mounted },
-		Ask: func(context.Context, claim.Volume, mounts.Place, bool) (Answer, error) {
+		Ask: func(context.Context, claim.Definition, mounts.Place, bool) (Answer, error) {
 			return Answer{Node: node, Controller: controller}, failed
 		},
 	}

@@ -193,7 +193,7 @@ func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at mounts.
 }
 
 // Stats reads the usage and condition of the volume mounted at a place (NodeGetVolumeStats).
-func (c *Controllers) Stats(ctx context.Context, v claim.Volume, at mounts.Place) (stats storage.Stats, err error) {
+func (c *Controllers) Stats(ctx context.Context, v claim.Definition, at mounts.Place) (stats storage.Stats, err error) {
 	doing := fmt.Sprintf("read the usage of volume %q at %s", v.VolumeRef, at.Target)
 	err = c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		stats, err = volumeStats(ctx, s, d, v, at)
@@ -202,11 +202,11 @@ func (c *Controllers) Stats(ctx context.Context, v claim.Volume, at mounts.Place
 	return stats, err
 }
 
-func volumeStats(ctx context.Context, s storage.Client, d drivers.Driver, v claim.Volume, at mounts.Place,
+func volumeStats(ctx context.Context, s storage.Client, d drivers.Driver, v claim.Definition, at mounts.Place,
 ) (storage.Stats, error) {
 	target, staging := translate(d, at)
 	return s.VolumeStats(ctx, d.Ref(), storage.StatsRequest{
-		// NodeGetVolumeStats takes no secrets.
-		Volume: drivers.StorageVolume(v, v.Modes()), VolumePath: target, StagingPath: staging,
+		// NodeGetVolumeStats takes no modes and no secrets.
+		Volume: drivers.StorageVolume(v, claim.Capability{}), VolumePath: target, StagingPath: staging,
 	})
 }

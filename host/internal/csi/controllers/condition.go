@@ -18,9 +18,9 @@ import (
 // Condition reads the condition of a volume from a controller of its driver (ControllerGetVolume,
 // ControllerGetVolumeHealth); nil: the driver reports none. A volume that the driver does not have is abnormal.
 func (c *Controllers) Condition(ctx context.Context, v claim.Volume) (condition *storage.Condition, err error) {
-	err = c.callWithin(ctx, 0, reading(v), v.PluginID, anyController.of(v),
+	err = c.callWithin(ctx, 0, reading(v.Definition), v.PluginID, anyController.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			condition, err = getCondition(ctx, s, d, v)
+			condition, err = getCondition(ctx, s, d, v.Definition)
 			return err
 		})
 	return condition, err
@@ -28,7 +28,7 @@ func (c *Controllers) Condition(ctx context.Context, v claim.Volume) (condition 
 
 // ConditionsHere reads the condition of a volume that is mounted at a place from the driver of this node: from its node
 // service, and from its controller if that is here too. With usage, also how full it is.
-func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Volume, at mounts.Place, usage bool) (
+func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Definition, at mounts.Place, usage bool) (
 	answer conditions.Answer, err error,
 ) {
 	err = c.cfg.Calls.Call(ctx, v.PluginID, 0, func(ctx context.Context, s storage.Client, d drivers.Driver) (err error) {
@@ -47,12 +47,13 @@ func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Volume, at mou
 	return answer, done(reading(v), v.PluginID, err)
 }
 
-func reading(v claim.Volume) string {
+func reading(v claim.Definition) string {
 	return fmt.Sprintf("read the condition of volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 }
 
-func getCondition(ctx context.Context, s storage.Client, d drivers.Driver, v claim.Volume) (*storage.Condition, error) {
-	got, err := s.Get(ctx, d.Ref(), drivers.StorageVolume(v, v.Modes())) // the calls take no secrets
+func getCondition(ctx context.Context, s storage.Client, d drivers.Driver, v claim.Definition,
+) (*storage.Condition, error) {
+	got, err := s.Get(ctx, d.Ref(), drivers.StorageVolume(v, claim.Capability{})) // the calls take no modes and no secrets
 	switch status.Code(err) {
 	case codes.OK:
 		return got.Condition, nil

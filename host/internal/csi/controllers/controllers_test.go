@@ -148,10 +148,12 @@ func open(p *plugin, all ...drivers.Driver) *Controllers {
 }
 
 var vol = claim.Volume{
-	VolumeRef: claim.VolumeRef{Namespace: "default", ID: "mysql"}, PluginID: "d", ExternalID: "ext-0",
-	Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
-	MountOptions: claim.MountOptions{FSType: "ext4", Flags: []string{"noatime"}},
-	Context:      map[string]string{"endpoint": "e"},
+	Definition: claim.Definition{
+		VolumeRef: claim.VolumeRef{Namespace: "default", ID: "mysql"}, PluginID: "d", ExternalID: "ext-0",
+		Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+		MountOptions: claim.MountOptions{FSType: "ext4", Flags: []string{"noatime"}},
+		Context:      map[string]string{"endpoint": "e"},
+	},
 }
 
 var writer = claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}
@@ -540,7 +542,8 @@ func TestCheckCreate(t *testing.T) {
 // A volume's name is what its driver shows, and still no other volume's.
 func TestVolumeName(t *testing.T) {
 	volume := func(namespace, id, name string) claim.Volume {
-		return claim.Volume{VolumeRef: claim.VolumeRef{Namespace: namespace, ID: id}, Name: name}
+		ref := claim.VolumeRef{Namespace: namespace, ID: id}
+		return claim.Volume{Definition: claim.Definition{VolumeRef: ref, Name: name}}
 	}
 	seen := map[string]claim.Volume{}
 	for _, c := range []struct {

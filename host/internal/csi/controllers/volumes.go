@@ -267,7 +267,7 @@ func (c *Controllers) callVolume(ctx context.Context, v claim.Volume, modes clai
 			return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.VolumeRef, err)
 		}
 	}
-	out := drivers.StorageVolume(v, modes)
+	out := drivers.StorageVolume(v.Definition, modes)
 	out.Secrets = secrets
 	return out, nil
 }

@@ -9,7 +9,7 @@ import (
 
 // StorageVolume returns v as an argument for calls of the storage plugin, without secrets. modes are the
 // modes that it is used with; zero if the call is not about a use.
-func StorageVolume(v claim.Volume, modes claim.Capability) storage.Volume {
+func StorageVolume(v claim.Definition, modes claim.Capability) storage.Volume {
 	return storage.Volume{
 		Name: v.String(), ExternalID: v.ExternalID, Context: v.Context, Capability: StorageCapability(v.MountOptions, modes),
 	}

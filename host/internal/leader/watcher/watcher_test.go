@@ -154,8 +154,10 @@ func (w *world) volume(id string) { w.volumeOf("d", id) }
 func (w *world) volumeOf(driver, id string) {
 	w.t.Helper()
 	_, err := w.ledger.RegisterVolume(w.t.Context(), claim.Volume{
-		VolumeRef: ref(id), PluginID: driver, ExternalID: "ext-" + id,
-		Capabilities: []claim.Capability{{AccessMode: claim.MultiNodeMultiWriter, AttachmentMode: claim.FileSystem}},
+		Definition: claim.Definition{
+			VolumeRef: ref(id), PluginID: driver, ExternalID: "ext-" + id,
+			Capabilities: []claim.Capability{{AccessMode: claim.MultiNodeMultiWriter, AttachmentMode: claim.FileSystem}},
+		},
 	})
 	if err != nil {
 		w.t.Fatal(err)

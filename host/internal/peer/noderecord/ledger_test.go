@@ -76,8 +76,11 @@ func ref(id string) claim.WorkloadRef {
 func register(t *testing.T, s *clustertest.Server, id string) claim.VolumeRef {
 	t.Helper()
 	v := claim.Volume{
-		VolumeRef: claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: id}, Name: id, PluginID: "d", ExternalID: "e-" + id,
-		Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+		Definition: claim.Definition{
+			VolumeRef: claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: id},
+			Name:      id, PluginID: "d", ExternalID: "e-" + id,
+			Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+		},
 	}
 	_, err := s.RegisterVolume(t.Context(), v)
 	must(t, err)

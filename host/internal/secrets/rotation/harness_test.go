@@ -236,8 +236,10 @@ func (w *world) fill(volumes ...string) {
 		sealed, named, err := leader.sealer.Seal(plain, secrets.ForVolume("default", id))
 		check.NoError(w.t, err)
 		_, err = leader.RegisterVolume(w.t.Context(), claim.Volume{
-			VolumeRef: claim.VolumeRef{Namespace: "default", ID: id}, Name: id, PluginID: "d", ExternalID: id,
-			Capabilities:  []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+			Definition: claim.Definition{
+				VolumeRef: claim.VolumeRef{Namespace: "default", ID: id}, Name: id, PluginID: "d", ExternalID: id,
+				Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+			},
 			SealedSecrets: sealed, SecretsKey: named,
 		})
 		check.NoError(w.t, err)

@@ -14,7 +14,7 @@ import (
 // inTheWay is the error of a start that would hide files.
 func inTheWay(verb string, v *Volume, err error) error {
 	return fmt.Errorf("%s volume %q: a mount would hide what is there, which is not the volume's: move it away, and "+
-		"start again: %w", verb, v.Ref, err)
+		"start again: %w", verb, v.VolumeRef, err)
 }
 
 // unmount asks a driver to unmount a volume and remove the path, and does what it left undone, but for the directories,

@@ -37,7 +37,7 @@ func (s *Steps) Check(ctx context.Context, w claim.WorkloadRef, requests []Reque
 			problems = append(problems, fmt.Errorf("volume block %q: %w", req.Name, err))
 			continue
 		}
-		ok = append(ok, Checked{Request: req, Driver: v.Driver, Usage: v.Usage})
+		ok = append(ok, Checked{Request: req, Driver: v.PluginID, Usage: v.Usage})
 	}
 	return ok, problems
 }

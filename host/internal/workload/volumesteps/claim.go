@@ -60,13 +60,13 @@ func (set *Set) granted(started Started, epoch uint64) error {
 			if v.Request.Ephemeral() {
 				continue
 			}
-			n := slices.IndexFunc(started.Claims, func(c claim.Claim) bool { return c.Volume == v.Ref })
+			n := slices.IndexFunc(started.Claims, func(c claim.Claim) bool { return c.Volume == v.VolumeRef })
 			if n < 0 || n >= len(started.Volumes) {
-				absent = append(absent, v.Ref)
+				absent = append(absent, v.VolumeRef)
 				continue
 			}
 			if v.Index != 0 && v.Index != started.Claims[n].Index {
-				lost = append(lost, v.Ref)
+				lost = append(lost, v.VolumeRef)
 			}
 			v.info, v.Index = started.Volumes[n], started.Claims[n].Index
 		}
@@ -84,7 +84,7 @@ func (set *Set) granted(started Started, epoch uint64) error {
 // prepare fills in what a request leaves open, checks that the driver is there, and records all
 // that a later undo needs.
 func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
-	info, err := s.Ledger.Volume(ctx, v.Ref)
+	info, err := s.Ledger.Volume(ctx, v.VolumeRef)
 	if err != nil {
 		return claim.Claim{}, err
 	}
@@ -98,7 +98,7 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 	}
 	options := override(info.MountOptions, v.Request.MountOptions)
 	if modes.AttachmentMode == claim.FileSystem {
-		if err := checkFlags(driver, info, options); err != nil {
+		if err := checkFlags(driver, info.Definition, options); err != nil {
 			return claim.Claim{}, err
 		}
 	}
@@ -111,19 +111,18 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 	}
 	v.set.Update(func() {
 		v.driver = driver
-		v.Driver, v.ExternalID, v.Context = info.PluginID, info.ExternalID, info.Context
-		v.Usage, v.Options = usage, options
+		v.Definition, v.Usage, v.MountOptions = info.Definition, usage, options
 		if v.Staging == "" { // else it may be staged already, elsewhere
-			v.Staging = s.Layout.Staging(v.Driver, v.Ref, usage)
+			v.Staging = s.Layout.Staging(v.PluginID, v.VolumeRef, usage)
 		}
-		v.Target = s.Layout.Target(v.Driver, v.workload, v.Ref, usage, v.Request.Name)
+		v.Target = s.Layout.Target(v.PluginID, v.workload, v.VolumeRef, usage, v.Request.Name)
 	})
 	mode := claim.Write
 	if usage.ReadOnly {
 		mode = claim.Read
 	}
 	return claim.Claim{
-		Volume: v.Ref, Workload: v.workload, Node: s.Node, DriverNodeID: driver.Fingerprint.Node.NodeID,
+		Volume: v.VolumeRef, Workload: v.workload, Node: s.Node, DriverNodeID: driver.Fingerprint.Node.NodeID,
 		Mode: mode, AccessMode: modes.AccessMode, AttachmentMode: modes.AttachmentMode,
 	}, nil
 }
@@ -136,21 +135,21 @@ func (s *Steps) nodeDriver(ctx context.Context, id string, v *Volume) (drivers.D
 	}
 	d, err := s.Calls.Await(ctx, id, wait)
 	if err == nil && d.Fingerprint.Node == nil {
-		err = fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here", d.ID, v.Ref)
+		err = fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here", d.ID, v.VolumeRef)
 	}
 	return d, err
 }
 
 // checkFlags refuses mount flags that the driver's operator has not allowed, also if the volume was registered before
 // they were checked. A workload cannot ask for suid and dev: only the volume's definition decides about them.
-func checkFlags(driver drivers.Driver, info claim.Volume, options claim.MountOptions) error {
+func checkFlags(driver drivers.Driver, of claim.Definition, options claim.MountOptions) error {
 	if err := driver.CheckMountFlags(options.Flags); err != nil {
-		return fmt.Errorf("volume %q: %w", info.VolumeRef, err)
+		return fmt.Errorf("volume %q: %w", of.VolumeRef, err)
 	}
 	for _, flag := range []string{"suid", "dev"} {
-		if drivers.Asks(options.Flags, flag, "no"+flag) && !drivers.Asks(info.MountOptions.Flags, flag, "no"+flag) {
+		if drivers.Asks(options.Flags, flag, "no"+flag) && !drivers.Asks(of.MountOptions.Flags, flag, "no"+flag) {
 			return fmt.Errorf("volume %q: mount_flags: %q: %w in a workload: the volume's definition must have it",
-				info.VolumeRef, flag, drivers.ErrMountFlag)
+				of.VolumeRef, flag, drivers.ErrMountFlag)
 		}
 	}
 	return nil
@@ -205,11 +204,11 @@ func (v *Volume) modes(info claim.Volume) (claim.Capability, error) {
 	case 0:
 		return claim.Capability{}, fmt.Errorf(
 			"volume %q has no capability with access_mode %q and attachment_mode %q; it has %s: %w",
-			v.Ref, req.AccessMode, req.AttachmentMode, capabilities(info), claim.ErrUnsupported)
+			v.VolumeRef, req.AccessMode, req.AttachmentMode, capabilities(info), claim.ErrUnsupported)
 	default:
 		return claim.Capability{}, fmt.Errorf(
 			"volume %q has several capabilities, so access_mode and attachment_mode must say which: %s: %w",
-			v.Ref, capabilities(info), claim.ErrUnsupported)
+			v.VolumeRef, capabilities(info), claim.ErrUnsupported)
 	}
 }
 
@@ -263,17 +262,17 @@ func (s *Steps) free(ctx context.Context, set *Set, clean []claim.Claim, wait bo
 func (s *Steps) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRef) {
 	set.View(func() {
 		for _, v := range set.Volumes {
-			if len(v.Steps) > 0 && !slices.Contains(left, v.Ref) {
-				left = append(left, v.Ref)
+			if len(v.Steps) > 0 && !slices.Contains(left, v.VolumeRef) {
+				left = append(left, v.VolumeRef)
 			}
 		}
 		for _, v := range set.Volumes {
-			if v.Request.Ephemeral() || slices.Contains(left, v.Ref) ||
-				slices.ContainsFunc(clean, func(c claim.Claim) bool { return c.Volume == v.Ref }) {
+			if v.Request.Ephemeral() || slices.Contains(left, v.VolumeRef) ||
+				slices.ContainsFunc(clean, func(c claim.Claim) bool { return c.Volume == v.VolumeRef }) {
 				continue
 			}
 			clean = append(clean, claim.Claim{
-				Volume: v.Ref, Workload: v.workload, Node: s.Node, Index: v.Index, ForcedBy: v.ForcedBy,
+				Volume: v.VolumeRef, Workload: v.workload, Node: s.Node, Index: v.Index, ForcedBy: v.ForcedBy,
 			})
 		}
 	})
@@ -283,23 +282,23 @@ func (s *Steps) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRe
 // Attach makes the volume available on this node. Its first user here calls the driver's
 // controller; the others take the publish context of that call.
 func (s *Steps) Attach(ctx context.Context, v *Volume) error {
-	unlock, err := s.Locks.lock(ctx, v.Ref)
+	unlock, err := s.Locks.lock(ctx, v.VolumeRef)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	u, err := s.join(attachments, attachmentKey(v.Ref), v)
+	u, err := s.join(attachments, attachmentKey(v.VolumeRef), v)
 	if err != nil {
 		return err
 	}
 	if !u.Done {
 		info := v.info
-		info.MountOptions = v.Options // with those of the request
+		info.MountOptions = v.MountOptions // with those of the request
 		if u.PublishContext, err = s.Controller.Attach(ctx, info, v.Usage.Modes(), s.Node); err != nil {
 			return err
 		}
 		u.Done = true
-		if err := s.saveUsers(attachments, attachmentKey(v.Ref), u); err != nil {
+		if err := s.saveUsers(attachments, attachmentKey(v.VolumeRef), u); err != nil {
 			return err
 		}
 	}
@@ -310,10 +309,10 @@ func (s *Steps) Attach(ctx context.Context, v *Volume) error {
 // LeaveAttachment ends this use. The leader decides whether the controller is asked to detach,
 // from the claims that exist when this one is released.
 func (s *Steps) LeaveAttachment(ctx context.Context, v *Volume) error {
-	unlock, err := s.Locks.lock(ctx, v.Ref)
+	unlock, err := s.Locks.lock(ctx, v.VolumeRef)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return s.leave(attachments, attachmentKey(v.Ref), v)
+	return s.leave(attachments, attachmentKey(v.VolumeRef), v)
 }

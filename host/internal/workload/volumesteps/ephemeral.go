@@ -27,14 +27,14 @@ func (v *Record) Name() string {
 	if v.Request.Ephemeral() {
 		return v.Request.Name
 	}
-	return v.Ref.String()
+	return v.String()
 }
 
 // makeEphemeral names the volume, as the kubelet does, and says for whom it is. Another run of the workload gets
 // another volume.
 func (v *Record) makeEphemeral(w claim.WorkloadRef, run string) {
 	v.ExternalID = fmt.Sprintf("csi-%x", sha256.Sum256([]byte(run+"/"+v.Request.Name)))
-	v.Ref.ID = v.ExternalID
+	v.ID = v.ExternalID
 	v.Context = map[string]string{}
 	maps.Copy(v.Context, v.Request.Attributes)
 	maps.Copy(v.Context, map[string]string{ // last: a workload cannot pretend to be another
@@ -58,17 +58,16 @@ func (s *Steps) prepareEphemeral(ctx context.Context, v *Volume) error {
 	if d, err = s.nodeDriver(ctx, d.ID, v); err != nil {
 		return err
 	}
-	info := claim.Volume{VolumeRef: v.Ref, PluginID: d.ID, ExternalID: v.ExternalID, Context: v.Context}
-	if err := checkFlags(d, info, v.Request.MountOptions); err != nil {
+	if err := checkFlags(d, claim.Definition{VolumeRef: v.VolumeRef}, v.Request.MountOptions); err != nil {
 		return err
 	}
 	usage := mounts.Usage{
 		ReadOnly: v.Request.ReadOnly, AttachmentMode: claim.FileSystem, AccessMode: claim.SingleNodeWriter, Ephemeral: true,
 	}
 	v.set.Update(func() {
-		v.driver, v.info = d, info
-		v.Driver, v.Usage, v.Options = d.ID, usage, v.Request.MountOptions
-		v.Target = s.Layout.Target(v.Driver, v.workload, v.Ref, usage, v.Request.Name)
+		v.driver, v.PluginID, v.Usage, v.MountOptions = d, d.ID, usage, v.Request.MountOptions
+		v.info = claim.Volume{Definition: v.Definition}
+		v.Target = s.Layout.Target(v.PluginID, v.workload, v.VolumeRef, usage, v.Request.Name)
 	})
 	return nil
 }
@@ -95,9 +94,9 @@ func (v *Volume) kept() string {
 func (s *Steps) ephemeralOf(driver string, set *Set) (placed, fresh []onNode) {
 	s.Records(func(w claim.WorkloadRef, records []*Record) {
 		for _, r := range records {
-			o := onNode{ref: r.Ref, users: []string{fmt.Sprintf("workload %q", w)}}
+			o := onNode{ref: r.VolumeRef, users: []string{fmt.Sprintf("workload %q", w)}}
 			switch {
-			case !r.Request.Ephemeral() || r.Driver != driver:
+			case !r.Request.Ephemeral() || r.PluginID != driver:
 			case r.Index != 0:
 				placed = append(placed, o)
 			case w == set.Ref():
@@ -115,7 +114,9 @@ func (s *Steps) removeLeftover(ctx context.Context, ref claim.VolumeRef, path st
 	if !ephemeral {
 		return s.removeMount(ref, path)
 	}
-	v := &Volume{workload: w, Record: &Record{Ref: ref, Driver: driver, ExternalID: ref.ID}}
+	v := &Volume{workload: w, Record: &Record{Definition: claim.Definition{
+		VolumeRef: ref, PluginID: driver, ExternalID: ref.ID,
+	}}}
 	ctx, cancel := context.WithTimeout(ctx, forceWait)
 	defer cancel()
 	err := s.unmount(ref, path, true, func() error {

@@ -55,16 +55,16 @@ func (s *Steps) byForce(ctx context.Context, v *Volume, path string, was *mounts
 	if err := s.notServed(ctx, v, was); err != nil {
 		return err
 	}
-	if err := s.removeMount(v.Ref, path); err != nil {
+	if err := s.removeMount(v.VolumeRef, path); err != nil {
 		return err
 	}
 	v.set.Update(func() { v.ForcedBy = by })
-	s.Log.Warn("a volume was unmounted by force, without its driver", "volume", v.Ref, "workload", v.workload, "path", path,
+	s.Log.Warn("a volume was unmounted by force, without its driver", "volume", v.VolumeRef, "workload", v.workload, "path", path,
 		"by", by, "error", err)
 	s.Events.Publish(events.Event{
-		Topic: events.TopicVolume, Type: "forced", Subject: v.Ref.String(),
-		Message: fmt.Sprintf("%s had it unmounted at %s without driver %q, which did not do it: %v", by, path, v.Driver, err),
-		Details: map[string]string{"by": by, "path": path, "workload": v.workload.String(), "driver": v.Driver},
+		Topic: events.TopicVolume, Type: "forced", Subject: v.String(),
+		Message: fmt.Sprintf("%s had it unmounted at %s without driver %q, which did not do it: %v", by, path, v.PluginID, err),
+		Details: map[string]string{"by": by, "path": path, "workload": v.workload.String(), "driver": v.PluginID},
 	})
 	return nil
 }
@@ -97,6 +97,6 @@ func (s *Steps) notServed(ctx context.Context, v *Volume, was *mounts.Mount) err
 		}
 		kill := fmt.Sprintf("kill %d", pids[0])
 		return &InUse{kill, fmt.Errorf("volume %q is unmounted, but process %d (%s) still serves it and may write to it: end "+
-			"that (%s), and the release continues", v.Ref, pids[0], procfs.Command(pids[0]), kill)}
+			"that (%s), and the release continues", v.VolumeRef, pids[0], procfs.Command(pids[0]), kill)}
 	})
 }

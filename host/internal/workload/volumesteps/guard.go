@@ -18,7 +18,7 @@ func (s *Steps) guard(ctx context.Context, v *Volume, m fence.Mount) error {
 		err = s.Lease.Protect(ctx, m)
 	}
 	if err != nil {
-		return fmt.Errorf("mount volume %q for workload %q: %w", v.Ref, v.workload, err)
+		return fmt.Errorf("mount volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
 	}
 	return nil
 }
@@ -48,11 +48,11 @@ func (set *Set) Lost(node string, standing []claim.Claim) (lost []claim.VolumeRe
 	set.View(func() {
 		for _, v := range set.Volumes {
 			ok := v.Request.Ephemeral() || slices.ContainsFunc(standing, func(c claim.Claim) bool {
-				return c.Workload == v.workload && c.Volume == v.Ref && c.Node == node && c.State == claim.Taken &&
+				return c.Workload == v.workload && c.Volume == v.VolumeRef && c.Node == node && c.State == claim.Taken &&
 					v.Index == c.Index
 			})
-			if !ok && !slices.Contains(lost, v.Ref) {
-				lost = append(lost, v.Ref)
+			if !ok && !slices.Contains(lost, v.VolumeRef) {
+				lost = append(lost, v.VolumeRef)
 			}
 		}
 	})

@@ -20,15 +20,15 @@ import (
 // mounted, from the paths of the claim alone. It may be repeated.
 func (s *Steps) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Volume) error {
 	v := &Volume{workload: c.Workload, info: info, Record: &Record{
-		Ref: c.Volume, Driver: info.PluginID, ExternalID: info.ExternalID, Context: info.Context,
-		Usage: mounts.Usage{ReadOnly: c.Mode == claim.Read, AttachmentMode: c.AttachmentMode, AccessMode: c.AccessMode},
+		Definition: info.Definition,
+		Usage:      mounts.Usage{ReadOnly: c.Mode == claim.Read, AttachmentMode: c.AttachmentMode, AccessMode: c.AccessMode},
 	}}
 	unlock, err := s.Locks.lock(ctx, c.Volume)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	targets := s.Layout.WorkloadVolume(v.Driver, c.Workload, v.Ref)
+	targets := s.Layout.WorkloadVolume(v.PluginID, c.Workload, v.VolumeRef)
 	found, err := fs.Glob(os.DirFS(targets), "*/*")
 	if err != nil {
 		return err
@@ -43,13 +43,13 @@ func (s *Steps) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Vol
 	if there, err := mounts.Below(targets); err != nil || len(there) > 0 {
 		return errors.Join(err, fmt.Errorf("below %s there are mounts still: %v", targets, there))
 	}
-	staged := s.Layout.StagingOf(v.Driver, v.Ref)
+	staged := s.Layout.StagingOf(v.PluginID, v.VolumeRef)
 	if found, err = fs.Glob(os.DirFS(staged), "*"); err != nil {
 		return err
 	}
 	for _, usage := range found {
 		v.Staging = filepath.Join(staged, usage)
-		u, err := s.loadUsers(stagings, attachmentKey(v.Ref)+"/"+usage)
+		u, err := s.loadUsers(stagings, attachmentKey(v.VolumeRef)+"/"+usage)
 		if err != nil {
 			return err
 		}
@@ -117,15 +117,16 @@ func (s *Steps) stillMounted(ctx context.Context, set *Set, skip []claim.VolumeR
 ) {
 	there, readErr := mounts.Read()
 	for _, v := range set.Volumes {
-		if v.Driver == "" || slices.Contains(skip, v.Ref) {
+		if v.PluginID == "" || slices.Contains(skip, v.VolumeRef) {
 			continue
 		}
-		failed := errors.Join(readErr, s.unmountAll(v, there.Below(s.Layout.WorkloadVolume(v.Driver, v.workload, v.Ref))))
-		if !v.Request.Ephemeral() && len(there.Below(s.Layout.StagingOf(v.Driver, v.Ref))) > 0 {
+		below := there.Below(s.Layout.WorkloadVolume(v.PluginID, v.workload, v.VolumeRef))
+		failed := errors.Join(readErr, s.unmountAll(v, below))
+		if !v.Request.Ephemeral() && len(there.Below(s.Layout.StagingOf(v.PluginID, v.VolumeRef))) > 0 {
 			failed = errors.Join(failed, s.unmountUnstaged(ctx, v))
 		}
 		if failed != nil {
-			stay, err = append(stay, v.Ref), errors.Join(err, failed)
+			stay, err = append(stay, v.VolumeRef), errors.Join(err, failed)
 		}
 	}
 	return stay, err
@@ -135,7 +136,7 @@ func (s *Steps) stillMounted(ctx context.Context, set *Set, skip []claim.VolumeR
 func (s *Steps) unmountUnstaged(ctx context.Context, v *Volume) error {
 	bounded, cancel := context.WithTimeout(ctx, leftoverWait)
 	defer cancel()
-	unlock, err := s.Locks.lock(bounded, v.Ref)
+	unlock, err := s.Locks.lock(bounded, v.VolumeRef)
 	if err != nil {
 		if ctx.Err() == nil {
 			return nil // another workload stages it: it is that one's
@@ -146,17 +147,17 @@ func (s *Steps) unmountUnstaged(ctx context.Context, v *Volume) error {
 	if u, _, err := s.stagingOf(v); err != nil || u != nil {
 		return err
 	}
-	there, err := mounts.Below(s.Layout.StagingOf(v.Driver, v.Ref)) // now that nobody stages it
+	there, err := mounts.Below(s.Layout.StagingOf(v.PluginID, v.VolumeRef)) // now that nobody stages it
 	return errors.Join(err, s.unmountAll(v, there))
 }
 
 func (s *Steps) unmountAll(v *Volume, there []mounts.Mount) (err error) {
 	for _, m := range slices.Backward(there) {
-		if failed := s.removeMount(v.Ref, m.Path); failed != nil {
+		if failed := s.removeMount(v.VolumeRef, m.Path); failed != nil {
 			err = errors.Join(err, failed)
 			continue
 		}
-		s.report(v.Ref, m.Path, fmt.Sprintf("it was mounted at %s when workload %q was released: %s", m.Path, v.workload, m))
+		s.report(v.VolumeRef, m.Path, fmt.Sprintf("it was mounted at %s when workload %q was released: %s", m.Path, v.workload, m))
 	}
 	return err
 }

@@ -38,7 +38,9 @@ func TestLockAtTheEndOfTheWait(t *testing.T) {
 	check.NoError(t, err)
 	t.Cleanup(func() { check.NoError(t, j.Close()) })
 	s := &Steps{Journal: j, Layout: mounts.Layout{Dir: t.TempDir()}}
-	v := &Volume{Record: &Record{Ref: claim.VolumeRef{Namespace: "default", ID: "a"}, Driver: "d"}}
+	v := &Volume{Record: &Record{Definition: claim.Definition{
+		VolumeRef: claim.VolumeRef{Namespace: "default", ID: "a"}, PluginID: "d",
+	}}}
 	for range 50 { // whether it gets the lock is left to chance
 		check.NoError(t, s.unmountUnstaged(&late{Context: t.Context()}, v))
 		if n := s.Locks.Len(); n > 0 {

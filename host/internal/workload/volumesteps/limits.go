@@ -47,7 +47,7 @@ func (s *Steps) fit(ctx context.Context, set *Set) error {
 	limits := map[string]int64{}
 	for _, v := range set.Volumes {
 		if n := v.driver.Fingerprint.Node; n != nil && n.MaxVolumes > 0 {
-			limits[v.Driver] = n.MaxVolumes
+			limits[v.PluginID] = n.MaxVolumes
 		}
 	}
 	for driver, limit := range limits {
@@ -69,7 +69,7 @@ func (s *Steps) fit(ctx context.Context, set *Set) error {
 			continue
 		}
 		for _, v := range set.Volumes {
-			if slices.ContainsFunc(of[limit:], func(o onNode) bool { return o.ref == v.Ref }) {
+			if slices.ContainsFunc(of[limit:], func(o onNode) bool { return o.ref == v.VolumeRef }) {
 				return tooMany(v, s.Node, of[:limit])
 			}
 		}
@@ -83,7 +83,7 @@ func tooMany(v *Volume, node string, others []onNode) error {
 		have = append(have, fmt.Sprintf("%q by %s", o.ref, strings.Join(o.users, " and ")))
 	}
 	return fmt.Errorf("volume %q: %w: driver %q takes %d on node %q (max_volumes_per_node) and has %s: stop one of these "+
-		"workloads, or start this one on another node", v.Ref, ErrTooMany, v.Driver, len(others), node,
+		"workloads, or start this one on another node", v.VolumeRef, ErrTooMany, v.PluginID, len(others), node,
 		strings.Join(have, ", "))
 }
 
@@ -112,9 +112,9 @@ func (s *Steps) claimedHere(ctx context.Context) ([]onNode, error) {
 // ofDriver returns those of the volumes that are of a driver.
 func (s *Steps) ofDriver(ctx context.Context, set *Set, here []onNode, driver string) (of []onNode, err error) {
 	for _, o := range here {
-		n := slices.IndexFunc(set.Volumes, func(v *Volume) bool { return v.Ref == o.ref })
+		n := slices.IndexFunc(set.Volumes, func(v *Volume) bool { return v.VolumeRef == o.ref })
 		if n >= 0 {
-			if set.Volumes[n].Driver == driver {
+			if set.Volumes[n].PluginID == driver {
 				of = append(of, o)
 			}
 			continue

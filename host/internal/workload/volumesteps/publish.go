@@ -26,7 +26,7 @@ func (s *Steps) Publish(ctx context.Context, v *Volume) error {
 
 func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	// A repair that did not know of the target yet has ended when the lock was taken (see UnmountLeftovers).
-	unlock, err := s.Locks.lock(ctx, v.Ref)
+	unlock, err := s.Locks.lock(ctx, v.VolumeRef)
 	if err != nil {
 		return err
 	}
@@ -42,14 +42,14 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	case there != nil && !v.set.Resumed():
 		// It may be the volume, left by an earlier run: the undo unmounts it before the claim
 		// is released.
-		return fmt.Errorf("publish volume %q: %s is mounted already and not by this workload: %s", v.Ref, v.Target, there)
+		return fmt.Errorf("publish volume %q: %s is mounted already and not by this workload: %s", v.VolumeRef, v.Target, there)
 	}
 	asked, err := s.withSecrets(ctx, v)
 	if err != nil {
 		return err
 	}
 	if err := s.Layout.MakeParent(v.Target); err != nil {
-		return step.NoEffect(fmt.Errorf("make the directory of volume %q: %w", v.Ref, err))
+		return step.NoEffect(fmt.Errorf("make the directory of volume %q: %w", v.VolumeRef, err))
 	}
 	if there == nil {
 		if err := s.Layout.CheckEmpty(v.Target); err != nil {
@@ -69,11 +69,11 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	}
 	mounted, err := s.checkPublished(v)
 	if err != nil {
-		return fmt.Errorf("publish volume %q for workload %q on driver %q: %w%s", v.Ref, v.workload, v.Driver, err,
+		return fmt.Errorf("publish volume %q for workload %q on driver %q: %w%s", v.VolumeRef, v.workload, v.PluginID, err,
 			s.unmountStrays(v, before))
 	}
 	if err := s.restrict(v); err != nil {
-		return fmt.Errorf("publish volume %q for workload %q: %w", v.Ref, v.workload, err)
+		return fmt.Errorf("publish volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
 	}
 	if v.info.Grown && !v.Usage.ReadOnly {
 		if err := s.grow(ctx, v); err != nil {
@@ -142,10 +142,10 @@ func (s *Steps) restrict(v *Volume) error {
 }
 
 // SUID reports whether set-user-ID programs in the volume work.
-func (v *Record) SUID() bool { return drivers.Asks(v.Options.Flags, "suid", "nosuid") }
+func (v *Record) SUID() bool { return drivers.Asks(v.MountOptions.Flags, "suid", "nosuid") }
 
 // Dev reports whether device files in the volume work.
-func (v *Record) Dev() bool { return drivers.Asks(v.Options.Flags, "dev", "nodev") }
+func (v *Record) Dev() bool { return drivers.Asks(v.MountOptions.Flags, "dev", "nodev") }
 
 // checkPublished looks at what the driver has mounted. A success without a mount would let the workload write to the
 // host's own disk, and so would one that shows the staging directory of a volume that was not mounted there. A driver
@@ -170,7 +170,7 @@ func (s *Steps) checkPublished(v *Volume) (*mounts.Mount, error) {
 	case v.Usage.ReadOnly && !m.ReadOnly:
 		return nil, errors.New("the driver answered with success, but the mount is not read-only")
 	}
-	if s.Layout.OnDisk(there, v.Driver, *m) {
+	if s.Layout.OnDisk(there, v.PluginID, *m) {
 		err = fmt.Errorf("the driver answered with success, but %s shows a directory of this host's own disk (%s): it has not "+
 			"mounted the volume, neither when it staged it at %s nor now", v.Target, m.Root, v.Staging)
 	}
@@ -180,7 +180,7 @@ func (s *Steps) checkPublished(v *Volume) (*mounts.Mount, error) {
 // unmountStrays unmounts what a driver has mounted in its folder since before and no record explains, after it has lied
 // about a mount of v, and says so.
 func (s *Steps) unmountStrays(v *Volume, before mounts.Table) (said string) {
-	now, err := mounts.Below(s.Layout.Driver(v.Driver))
+	now, err := mounts.Below(s.Layout.Driver(v.PluginID))
 	if err != nil {
 		return ""
 	}
@@ -189,7 +189,7 @@ func (s *Steps) unmountStrays(v *Volume, before mounts.Table) (said string) {
 			continue
 		}
 		said += "; it has mounted at " + m.Path
-		if err := s.removeMount(v.Ref, m.Path); err != nil {
+		if err := s.removeMount(v.VolumeRef, m.Path); err != nil {
 			said += ", which cannot be undone yet: " + err.Error()
 		}
 	}
@@ -217,7 +217,7 @@ func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
 	}
 	// Held over the call: of two workloads that share the volume and stop at once, one sees
 	// that it is the last. A start with the volume need not wait for this lock.
-	unlock, err := s.leaving.lock(ctx, v.Ref)
+	unlock, err := s.leaving.lock(ctx, v.VolumeRef)
 	if err != nil {
 		return err
 	}
@@ -248,10 +248,10 @@ func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
 func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
 	return retryFor(ctx, heldWait, func() error {
 		if h, err := s.holder(v); err != nil || h != nil {
-			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, heldError(h, err))
+			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, heldError(h, err))
 		}
 		if err := s.notDetached(v); err != nil {
-			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, err)
+			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
 		}
 		return nil
 	})
@@ -289,13 +289,13 @@ func (s *Steps) holder(v *Volume) (*mountuse.Holder, error) {
 // others reports whether the volume is published for other requests on this node, and whether one
 // of them may write.
 func (s *Steps) others(v *Volume) (found, writers bool, err error) {
-	there, err := mounts.Below(s.Layout.Driver(v.Driver))
+	there, err := mounts.Below(s.Layout.Driver(v.PluginID))
 	if err != nil {
 		return false, false, err
 	}
 	for _, m := range there {
 		ref, published := s.Layout.Published(m.Path)
-		if published && ref == v.Ref && m.Path != v.Target {
+		if published && ref == v.VolumeRef && m.Path != v.Target {
 			found, writers = true, writers || !m.ReadOnly
 		}
 	}

@@ -32,14 +32,10 @@ type Record struct {
 	Request Request                  `json:"request"`
 	Steps   map[string]step.Progress `json:"steps"`
 
-	// Set by the claim.
-	Ref        claim.VolumeRef    `json:"ref"`
-	Index      uint64             `json:"index,omitempty"` // the claim's fencing token; 0: not known; see checkLimits
-	Driver     string             `json:"driver,omitempty"`
-	ExternalID string             `json:"external_id,omitempty"`
-	Context    map[string]string  `json:"context,omitempty"`
-	Usage      mounts.Usage       `json:"usage"`
-	Options    claim.MountOptions `json:"options"`
+	// The volume as it was claimed, with the mount options of the request. Set by the claim, but for its VolumeRef.
+	claim.Definition
+	Index uint64       `json:"index,omitempty"` // the claim's fencing token; 0: not known; see checkLimits
+	Usage mounts.Usage `json:"usage"`
 
 	// Set by attach, stage and publish; Staging by the claim too, as it is where v is the first user.
 	PublishContext map[string]string `json:"publish_context,omitempty"`
@@ -59,7 +55,8 @@ type Record struct {
 // NewRecord is the record of a request of one run of a workload that no step was taken for yet.
 func NewRecord(w claim.WorkloadRef, run string, req Request) *Record {
 	v := &Record{
-		Request: req, Ref: claim.VolumeRef{Namespace: w.Namespace, ID: req.Source}, Steps: map[string]step.Progress{},
+		Request: req, Steps: map[string]step.Progress{},
+		Definition: claim.Definition{VolumeRef: claim.VolumeRef{Namespace: w.Namespace, ID: req.Source}},
 	}
 	if req.Ephemeral() {
 		v.makeEphemeral(w, run)
@@ -105,7 +102,9 @@ const (
 func attachmentKey(ref claim.VolumeRef) string { return ref.Namespace + "/" + ref.ID }
 
 // stagingKey is of the staging mount at v.Staging.
-func (v *Record) stagingKey() string { return attachmentKey(v.Ref) + "/" + filepath.Base(v.Staging) }
+func (v *Record) stagingKey() string {
+	return attachmentKey(v.VolumeRef) + "/" + filepath.Base(v.Staging)
+}
 
 // join adds the volume request to the users of a mount or an attachment, before the driver is called for it.
 func (s *Steps) join(b journal.Bucket[users], key string, v *Volume) (*users, error) {
@@ -114,13 +113,13 @@ func (s *Steps) join(b journal.Bucket[users], key string, v *Volume) (*users, er
 		return nil, err
 	}
 	if u == nil {
-		u = &users{Driver: v.Driver}
+		u = &users{Driver: v.PluginID}
 		if b == stagings {
-			u.Options = v.Options
+			u.Options = v.MountOptions
 		}
 	}
-	if u.Driver != v.Driver {
-		return nil, fmt.Errorf("volume %q is still in use here through driver %q, not %q", v.Ref, u.Driver, v.Driver)
+	if u.Driver != v.PluginID {
+		return nil, fmt.Errorf("volume %q is still in use here through driver %q, not %q", v.VolumeRef, u.Driver, v.PluginID)
 	}
 	if me := v.user(); !slices.Contains(u.Users, me) {
 		u.Users = append(u.Users, me)

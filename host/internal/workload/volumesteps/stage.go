@@ -22,7 +22,7 @@ func (s *Steps) Stage(ctx context.Context, v *Volume) error {
 }
 
 func (s *Steps) stage(ctx context.Context, v *Volume) error {
-	unlock, err := s.Locks.lock(ctx, v.Ref)
+	unlock, err := s.Locks.lock(ctx, v.VolumeRef)
 	if err != nil {
 		return err
 	}
@@ -35,8 +35,8 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 	if err != nil {
 		return err
 	}
-	if there := table.Below(s.Layout.StagingOf(v.Driver, v.Ref)); len(there) > 0 && before == nil {
-		return fmt.Errorf("stage volume %q: %s is there already and is not ours: %s", v.Ref, there[0].Path, there[0])
+	if there := table.Below(s.Layout.StagingOf(v.PluginID, v.VolumeRef)); len(there) > 0 && before == nil {
+		return fmt.Errorf("stage volume %q: %s is there already and is not ours: %s", v.VolumeRef, there[0].Path, there[0])
 	}
 	if err := before.fits(v); err != nil {
 		return step.NoEffect(err)
@@ -71,7 +71,7 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 // stages.
 func (s *Steps) makeStaging(v *Volume, first bool) error {
 	if err := s.Layout.Make(v.Staging); err != nil {
-		return fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err)
+		return fmt.Errorf("make the staging directory of volume %q: %w", v.VolumeRef, err)
 	}
 	if !first {
 		return nil
@@ -101,13 +101,13 @@ func (s *Steps) stagingOf(v *Volume) (u *users, path string, err error) {
 	own, other := v.Usage, v.Usage
 	other.ReadOnly = !own.ReadOnly // a volume's claims agree on the modes
 	for _, usage := range []mounts.Usage{own, other} {
-		path := s.Layout.Staging(v.Driver, v.Ref, usage)
-		u, err := s.loadUsers(stagings, attachmentKey(v.Ref)+"/"+filepath.Base(path))
+		path := s.Layout.Staging(v.PluginID, v.VolumeRef, usage)
+		u, err := s.loadUsers(stagings, attachmentKey(v.VolumeRef)+"/"+filepath.Base(path))
 		if err != nil || u != nil {
 			return u, path, err
 		}
 	}
-	return nil, s.Layout.Staging(v.Driver, v.Ref, own), nil
+	return nil, s.Layout.Staging(v.PluginID, v.VolumeRef, own), nil
 }
 
 // fits fails if the volume is staged for others with mount options that contradict v's.
@@ -122,11 +122,11 @@ func (u *users) fits(v *Volume) error {
 	}
 	var differs string
 	switch {
-	case u.Options.FSType != v.Options.FSType:
+	case u.Options.FSType != v.MountOptions.FSType:
 		differs = "fs_type"
-	case u.Options.Group != v.Options.Group:
+	case u.Options.Group != v.MountOptions.Group:
 		differs = "volume_mount_group"
-	case !slices.Equal(stageFlags(u.Options.Flags), stageFlags(v.Options.Flags)):
+	case !slices.Equal(stageFlags(u.Options.Flags), stageFlags(v.MountOptions.Flags)):
 		differs = "mount_flags"
 	default:
 		return nil
@@ -134,7 +134,7 @@ func (u *users) fits(v *Volume) error {
 	parts := strings.SplitN(u.Users[n], "/", 3)
 	return fmt.Errorf("stage volume %q for workload %q (%s): workload %q (%s) has it staged on this node with another %s, and a "+
 		"volume is staged once: give both the same mount_options, or start it when the other has ended",
-		v.Ref, v.workload, v.Request.Name, claim.WorkloadRef{Namespace: parts[0], ID: parts[1]}, parts[2], differs)
+		v.VolumeRef, v.workload, v.Request.Name, claim.WorkloadRef{Namespace: parts[0], ID: parts[1]}, parts[2], differs)
 }
 
 // stageFlags are the flags on which all users of a staging mount must agree, sorted: all but those that only say which
@@ -181,7 +181,7 @@ func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u 
 	}
 	if said := s.unmountStrays(v, before); said != "" {
 		return nil, fmt.Errorf("stage volume %q for workload %q on driver %q: the driver answered with success, but nothing is "+
-			"mounted at %s%s", v.Ref, v.workload, v.Driver, v.Staging, said)
+			"mounted at %s%s", v.VolumeRef, v.workload, v.PluginID, v.Staging, said)
 	}
 	return nil, nil
 }
@@ -191,7 +191,7 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 	if err := s.landed(ctx, v); err != nil {
 		return err
 	}
-	unlock, err := s.Locks.lock(ctx, v.Ref)
+	unlock, err := s.Locks.lock(ctx, v.VolumeRef)
 	if err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func (s *Steps) apart(ctx context.Context, v *Volume, call string, do func(ctx c
 	if !f.sent.Load() || s.Closing.Err() != nil {
 		return <-result
 	}
-	return fmt.Errorf("%s volume %q: %w: %w", call, v.Ref, context.Cause(ctx), errInFlight)
+	return fmt.Errorf("%s volume %q: %w: %w", call, v.VolumeRef, context.Cause(ctx), errInFlight)
 }
 
 var errInFlight = errors.New("the driver works on it; the outcome is not known yet")
@@ -79,13 +79,13 @@ func (s *Steps) landed(ctx context.Context, v *Volume) error {
 	case <-ctx.Done():
 	}
 	return fmt.Errorf("driver %q has not answered the call to %s volume %q for workload %q that was made at %s: %s "+
-		"until it has, at most %s from then", v.Driver, v.flight.call, v.Ref, v.workload, v.flight.since.Format(time.TimeOnly),
+		"until it has, at most %s from then", v.PluginID, v.flight.call, v.VolumeRef, v.workload, v.flight.since.Format(time.TimeOnly),
 		v.kept(), s.spec(v).Timeout(v.flight.call))
 }
 
 // spec is the driver's, or its defaults if it is gone.
 func (s *Steps) spec(v *Volume) drivers.Spec {
-	d, _ := s.Calls.Drivers.Get(v.Driver)
+	d, _ := s.Calls.Drivers.Get(v.PluginID)
 	return d.Spec
 }
 
@@ -100,8 +100,8 @@ type mounting struct {
 // mount makes a call that mounts, and returns what stays unanswered at its path; the caller puts that into the journal.
 // The end of ctx does not cancel the call, the driver's timeout and Closing do.
 func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswered, err error) {
-	if _, err := s.Calls.Await(ctx, v.Driver, s.DriverWait); err != nil {
-		return m.earlier, fmt.Errorf("%s volume %q for workload %q on driver %q: %w", m.verb, v.Ref, v.workload, v.Driver, err)
+	if _, err := s.Calls.Await(ctx, v.PluginID, s.DriverWait); err != nil {
+		return m.earlier, fmt.Errorf("%s volume %q for workload %q on driver %q: %w", m.verb, v.VolumeRef, v.workload, v.PluginID, err)
 	}
 	var made *unanswered // the last one, as it is in the journal
 	tries, lost := 0, 0
@@ -134,8 +134,8 @@ func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswe
 	}
 	given := *made
 	given.Since = boottime.Now()
-	s.Log.Warn("a driver has not answered a call that mounts: it may mount at any time", "driver", v.Driver, "call", m.verb,
-		"volume", v.Ref, "path", m.path, "error", err)
+	s.Log.Warn("a driver has not answered a call that mounts: it may mount at any time", "driver", v.PluginID, "call", m.verb,
+		"volume", v.VolumeRef, "path", m.path, "error", err)
 	return &given, err
 }
 
@@ -161,7 +161,7 @@ func (s *Steps) settled(v *Volume, u *unanswered) error {
 		or = fmt.Sprintf(", or until its process %d has ended", u.PID)
 	}
 	return fmt.Errorf("driver %q never answered a call to %s volume %q for workload %q, and may mount it yet: %s "+
-		"for another %s (settle_time of the driver)%s", v.Driver, u.Call, v.Ref, v.workload, v.kept(), left.Round(time.Second), or)
+		"for another %s (settle_time of the driver)%s", v.PluginID, u.Call, v.VolumeRef, v.workload, v.kept(), left.Round(time.Second), or)
 }
 
 func (s *Steps) settleTime(v *Volume) time.Duration {

@@ -30,7 +30,7 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	}
 	calling, cancel := v.calling(ctx)
 	defer cancel()
-	err := s.unmount(v.Ref, m.Path, m.ours, func() error { return s.call(calling, m.verb, v, 0, m.call) })
+	err := s.unmount(v.VolumeRef, m.Path, m.ours, func() error { return s.call(calling, m.verb, v, 0, m.call) })
 	if err = s.byForce(ctx, v, m.Path, m.was, err); err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 		if !m.Staging {
 			of = fmt.Sprintf(" for workload %q", v.workload)
 		}
-		return fmt.Errorf("%s volume %q%s: %w", m.verb, v.Ref, of, err)
+		return fmt.Errorf("%s volume %q%s: %w", m.verb, v.VolumeRef, of, err)
 	}
 	if waits != nil {
 		return waits

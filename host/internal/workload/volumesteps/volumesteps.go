@@ -182,14 +182,14 @@ func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Dura
 	// Room for a second call, if the plugin ends during the first.
 	ctx, cancel := context.WithTimeout(ctx, wait+2*withWay(s.spec(v).Timeout(verb)))
 	defer cancel()
-	err := s.Calls.Call(ctx, v.Driver, wait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	err := s.Calls.Call(ctx, v.PluginID, wait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		ctx, cancel := context.WithTimeout(ctx, withWay(d.Timeout(verb)))
 		defer cancel()
 		return fn(ctx, c, d)
 	})
 	if err != nil {
 		return fmt.Errorf("%s volume %q (external id %q) for workload %q on driver %q: %w", verb, v.Name(), v.ExternalID,
-			v.workload, v.Driver, err)
+			v.workload, v.PluginID, err)
 	}
 	return nil
 }
@@ -203,7 +203,7 @@ func (s *Steps) withSecrets(ctx context.Context, v *Volume) (storage.Volume, err
 	}
 	secrets, err := read()
 	if err != nil {
-		return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.Ref, err)
+		return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.VolumeRef, err)
 	}
 	out := v.storageVolume()
 	out.Secrets = secrets
@@ -212,7 +212,5 @@ func (s *Steps) withSecrets(ctx context.Context, v *Volume) (storage.Volume, err
 
 // storageVolume is the volume from the journal alone, as an undo needs it.
 func (v *Record) storageVolume() storage.Volume {
-	return drivers.StorageVolume(claim.Volume{
-		VolumeRef: v.Ref, ExternalID: v.ExternalID, Context: v.Context, MountOptions: v.Options,
-	}, v.Usage.Modes())
+	return drivers.StorageVolume(v.Definition, v.Usage.Modes())
 }
