@@ -304,3 +304,37 @@ func TestARepeatedCommandIsAppliedOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestLeaderServesItsOwnNode: a server that leads and runs workloads is served like any other node, without a call to
+// itself and so without a certificate.
+func TestLeaderServesItsOwnNode(t *testing.T) {
+	w := form(t, 1, "n1")
+	leader, n1 := w.leader(t), w.agents["n1"]
+	leader.register(t)
+	n1.register(t)
+	token := claim.Token{
+		ID: "11111111-2222-3333-4444-555555555555", Workload: ref("here"), Node: leader.name, Service: "a",
+		Consul: "default",
+	}
+	for _, run := range []claim.Run{{Ref: ref("here"), Node: leader.name}, {Ref: ref("there"), Node: "n1"}} {
+		_, err := leader.client().StartWorkload(within(t), run, nil)
+		must(t, err)
+	}
+	must(t, NodeTokens{Servers: leader.Servers}.Intend(within(t), token))
+	if got, want := leader.tokens.asked, []string{"intend " + token.ID + " "}; !slices.Equal(got, want) {
+		t.Errorf("Consul was asked %q, not %q", got, want)
+	}
+
+	if err := leader.StopWorkload(within(t), "", ref("there"), "replaced"); !errors.Is(err, ErrDenied) {
+		t.Errorf("none waits: %v", err)
+	}
+	_, err := leader.client().AwaitWorkload(within(t), claim.Run{Ref: ref("new"), Node: leader.name},
+		[]claim.WorkloadRef{ref("here"), ref("there")})
+	must(t, err)
+	for a, stops := range map[*agent]string{leader: "here", n1: "there"} {
+		must(t, leader.StopWorkload(within(t), "", ref(stops), "replaced"))
+		if got := a.works.list(); !slices.Equal(got, []string{"stop " + stops + " replaced"}) {
+			t.Errorf("%s was asked %q", a.name, got)
+		}
+	}
+}

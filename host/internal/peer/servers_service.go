@@ -99,10 +99,7 @@ func (s serversService) IntendToken(ctx context.Context, req *peerv1.IntendToken
 	if err != nil {
 		return nil, err
 	}
-	n, err := sender(ctx, s.leader)
-	if err == nil && !n.isServer() {
-		err = n.tokenOf(ctx, t)
-	}
+	err = s.checkNode(ctx, func(n caller) error { return n.tokenOf(ctx, t) })
 	if err == nil {
 		err = s.leader.Tokens.Intend(ctx, t)
 	}
@@ -138,14 +135,24 @@ func (s serversService) ReplaceWorkload(ctx context.Context,
 	req *peerv1.ReplaceWorkloadRequest,
 ) (*peerv1.ReplaceWorkloadResponse, error) {
 	ref := claim.WorkloadRef{Namespace: req.GetNamespace(), ID: req.GetWorkload()}
-	n, err := sender(ctx, s.leader)
-	if err == nil && !n.isServer() {
-		err = n.mayReplace(ctx, ref)
-	}
+	err := s.checkNode(ctx, func(n caller) error { return n.mayReplace(ctx, ref) })
 	if err == nil {
 		err = s.leader.Replace(ctx, req.GetNode(), ref, req.GetReason())
 	}
 	return &peerv1.ReplaceWorkloadResponse{}, err
+}
+
+// checkNode checks a call that a plain node makes. Servers, of which this one calls itself without the guard, may make
+// it.
+func (s serversService) checkNode(ctx context.Context, check func(n caller) error) error {
+	if s.guard == nil {
+		return nil
+	}
+	n, err := sender(ctx, s.leader)
+	if err != nil || n.isServer() {
+		return err
+	}
+	return check(n)
 }
 
 // ownToken reads the token of a request, which must be the caller's.
