@@ -31,7 +31,18 @@ const (
 // Command is one of this package's commands.
 type Command interface{ stamp() *Stamp }
 
-// Stamp is embedded in every command.
+// Of is a command with the result R.
+type Of[R any] interface {
+	Command
+	returns(R)
+}
+
+// Returns is embedded in every command, and says what its result is.
+type Returns[R any] struct{ Stamp }
+
+func (*Returns[R]) returns(R) {}
+
+// Stamp is what all commands have.
 type Stamp struct {
 	// At is the leader's time when it accepted the command. It is in the head of the entry.
 	At time.Time `json:"-"`

@@ -154,7 +154,9 @@ func (f fields) encode(t *testing.T) string {
 
 // TestEntryOfTheFirstLevel: a change to this test means a change to the format of existing logs.
 func TestEntryOfTheFirstLevel(t *testing.T) {
-	c := &command.DeleteTokens{Stamp: command.Stamp{At: at, Key: "k"}, IDs: []string{"x"}}
+	c := &command.DeleteTokens{IDs: []string{"x"}}
+	command.SetAt(c, at)
+	command.SetKey(c, "k")
 	want := "\x01\x0c" + string(binary.BigEndian.AppendUint64(nil, uint64(at.UnixNano()))) +
 		fields{"command_key": "k", "ids": []string{"x"}}.encode(t)
 	if entry, err := command.Encode(c); err != nil || string(entry) != want {

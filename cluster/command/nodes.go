@@ -11,7 +11,7 @@ import (
 // A node whose secret's hash is already recorded can only be changed with the same hash
 // (claim.ErrNodeSecret). A node that was down or disconnected becomes ready.
 type PutNode struct {
-	Stamp
+	Returns[PutNodeResult]
 	Node claim.Node `json:"node"`
 }
 
@@ -24,7 +24,7 @@ type PutNodeResult struct {
 // DeleteNode removes a node and its report of its drivers. It is refused (claim.ErrNodeInUse) while the node has
 // claims, or workloads that run or wait there.
 type DeleteNode struct {
-	Stamp
+	Returns[DeleteNodeResult]
 	Name string `json:"name"`
 	// IfDown is the StatusIndex of a node that was seen to be down: if it has come back since, it is kept and
 	// counts as not found. 0: whatever its status.
@@ -43,7 +43,7 @@ type DeleteNodeResult struct {
 // More says that there are others, for the next command with Continues and After from the result; that command
 // does nothing if the node has come back meanwhile. Starting over without Continues and After is correct too.
 type SetNodeStatus struct {
-	Stamp
+	Returns[SetNodeStatusResult]
 	Name   string           `json:"name"`
 	Status claim.NodeStatus `json:"status"`
 	// By is the operator who vouches that the node is down; empty if nobody had to.
@@ -66,7 +66,7 @@ type SetNodeStatusResult struct {
 // nil fields stay as they are. The node sets Drain.DoneAt to report that nothing is left; StartedAt, if given,
 // says of which drain. Namespaces binds the node to these (claim.Node); empty: to none.
 type SetNodeDuty struct {
-	Stamp
+	Returns[claim.Node]
 	Name       string       `json:"name"`
 	Ineligible *bool        `json:"ineligible,omitempty"`
 	Drain      *claim.Drain `json:"drain,omitempty"`
@@ -77,7 +77,7 @@ type SetNodeDuty struct {
 // DeleteDrivers removes the drivers that no node has, no volume names and that have not changed since
 // IfUnusedBefore.
 type DeleteDrivers struct {
-	Stamp
+	Returns[DeleteDriversResult]
 	IDs            []string  `json:"ids"` // at most MaxItems
 	IfUnusedBefore time.Time `json:"if_unused_before"`
 }
@@ -89,19 +89,19 @@ type DeleteDriversResult struct {
 
 // Identify sets the identity of the cluster. Only the first one is stored.
 type Identify struct {
-	Stamp
+	Returns[claim.Cluster]
 	Cluster claim.Cluster `json:"cluster"`
 }
 
 // PutLiveness records the lease that the leader promises to nodes from now on.
 type PutLiveness struct {
-	Stamp
+	Returns[claim.Liveness]
 	Liveness claim.Liveness `json:"liveness"`
 }
 
 // SetAutopilot changes how the leader manages the servers.
 type SetAutopilot struct {
-	Stamp
+	Returns[claim.Autopilot]
 	Change claim.AutopilotChange `json:"change"`
 	// First are the settings to change if the ledger has none: those that the leader uses.
 	First claim.Autopilot `json:"first"`
@@ -109,7 +109,7 @@ type SetAutopilot struct {
 
 // PutSigningKey sets the signing key of the cluster. Only the first one is stored.
 type PutSigningKey struct {
-	Stamp
+	Returns[claim.SigningKey]
 	Key claim.SigningKey `json:"key"`
 	// IfSealed re-encrypts the stored key: Sealed and SecretsKey are replaced if the stored Sealed equals IfSealed
 	// (otherwise claim.ErrConflict). Empty: nothing is replaced.
@@ -119,13 +119,13 @@ type PutSigningKey struct {
 // RotateSigningKey begins a rotation of the signing key: Next is published from now on. A rotation that is under way
 // stays as it is. claim.ErrConflict: there is no key yet, or Next is it.
 type RotateSigningKey struct {
-	Stamp
+	Returns[claim.KeyRotation]
 	Next claim.SigningKey `json:"next"`
 }
 
 // AdvanceKeyRotation ends a phase of the rotation that concerns a key (otherwise claim.ErrConflict).
 type AdvanceKeyRotation struct {
-	Stamp
+	Returns[claim.KeyRotation]
 	Key   string              `json:"key"`
 	Phase claim.RotationPhase `json:"phase"`
 }
@@ -133,7 +133,7 @@ type AdvanceKeyRotation struct {
 // PutSecretsKey records that servers have a key that encrypts secrets, or that a key was removed. The key itself
 // is never in the ledger.
 type PutSecretsKey struct {
-	Stamp
+	Returns[claim.SecretsKeys]
 	ID string `json:"id"`
 	// Active makes it the key that encrypts from now on.
 	Active bool `json:"active,omitempty"`

@@ -18,10 +18,23 @@ var ErrUnknownQuery = errcode.Unimplemented.New("unknown query (of a newer versi
 type Query interface {
 	// Blocks returns after which index, and for how long, the answer may be waited for.
 	Blocks() Blocking
+	// Block makes the query wait.
+	Block(b Blocking)
 }
 
-// Blocking is embedded in every query. With a MinIndex the query is answered once what it reads has changed after
-// that index, or when Wait has passed.
+// QueryOf is a query with the answer A.
+type QueryOf[A any] interface {
+	Query
+	asks(A)
+}
+
+// Asks is embedded in every query, and says what its answer is.
+type Asks[A any] struct{ Blocking }
+
+func (*Asks[A]) asks(A) {}
+
+// Blocking is part of every query. With a MinIndex the query is answered once what it reads has changed after that
+// index, or when Wait has passed.
 type Blocking struct {
 	MinIndex uint64        `json:"min_index,omitempty"` // index of the previous answer; 0: answer at once
 	Wait     time.Duration `json:"wait,omitempty"`
@@ -30,34 +43,37 @@ type Blocking struct {
 // Blocks returns the blocking of a query.
 func (b *Blocking) Blocks() Blocking { return *b }
 
+// Block sets the blocking of a query.
+func (b *Blocking) Block(by Blocking) { *b = by }
+
 // QueryVolume asks for a volume, with the modes that it is in use with: a claim.Volume, or
 // claim.ErrVolumeNotFound.
 type QueryVolume struct {
-	Blocking
+	Asks[claim.Volume]
 	Ref claim.VolumeRef `json:"ref"`
 }
 
 // QueryWorkload asks for a workload: a claim.Workload, or claim.ErrWorkloadNotFound.
 type QueryWorkload struct {
-	Blocking
+	Asks[claim.Workload]
 	Ref claim.WorkloadRef `json:"ref"`
 }
 
 // QueryClaims asks for a workload's claims, by volume: a []claim.Claim.
 type QueryClaims struct {
-	Blocking
+	Asks[[]claim.Claim]
 	Workload claim.WorkloadRef `json:"workload"`
 }
 
 // QueryNode asks for what the ledger knows of a node: a claim.Node, or claim.ErrNodeNotFound.
 type QueryNode struct {
-	Blocking
+	Asks[claim.Node]
 	Name string `json:"name"`
 }
 
 // QueryOnNode asks for what is on a node: an OnNode.
 type QueryOnNode struct {
-	Blocking
+	Asks[OnNode]
 	Node string `json:"node"`
 }
 
@@ -70,41 +86,41 @@ type OnNode struct {
 
 // QueryTokens asks for the tokens on a node: a []claim.Token. Their workloads may be gone.
 type QueryTokens struct {
-	Blocking
+	Asks[[]claim.Token]
 	Node string `json:"node"`
 }
 
 // QueryLeft asks which of some workloads have not ended: a []claim.WorkloadRef. An unknown workload counts as
 // ended.
 type QueryLeft struct {
-	Blocking
+	Asks[[]claim.WorkloadRef]
 	Of []claim.WorkloadRef `json:"of"` // at most MaxAfter
 }
 
 // QueryCluster asks for the cluster's identity: a claim.Cluster, whose id is empty while it has none.
 type QueryCluster struct {
-	Blocking
+	Asks[claim.Cluster]
 }
 
 // QueryACL asks what a token may do, by the SHA-256 of its secret: an acl.Granted, or acl.ErrTokenNotFound. The
 // caller checks whether it has expired.
 type QueryACL struct {
-	Blocking
+	Asks[acl.Granted]
 	SecretHash string `json:"secret_hash"`
 }
 
 // queries is the registry of queries. The key is the number that stands for the query between agents; a number is
 // never used again.
 var queries = map[queryKind]queryRow{
-	1: queryOf[QueryVolume, claim.Volume](),
-	2: queryOf[QueryWorkload, claim.Workload](),
-	3: queryOf[QueryClaims, []claim.Claim](),
-	4: queryOf[QueryNode, claim.Node](),
-	5: queryOf[QueryOnNode, OnNode](),
-	6: queryOf[QueryTokens, []claim.Token](),
-	7: queryOf[QueryLeft, []claim.WorkloadRef](),
-	8: queryOf[QueryCluster, claim.Cluster](),
-	9: queryOf[QueryACL, acl.Granted](),
+	1: queryOf(&QueryVolume{}),
+	2: queryOf(&QueryWorkload{}),
+	3: queryOf(&QueryClaims{}),
+	4: queryOf(&QueryNode{}),
+	5: queryOf(&QueryOnNode{}),
+	6: queryOf(&QueryTokens{}),
+	7: queryOf(&QueryLeft{}),
+	8: queryOf(&QueryCluster{}),
+	9: queryOf(&QueryACL{}),
 }
 
 type queryKind byte
@@ -114,12 +130,12 @@ type queryRow struct {
 	answer func(data []byte) (result any, index uint64, refused, err error)
 }
 
-// queryOf returns the row of a query Q with the answer R.
-func queryOf[Q, R any, P interface {
+// queryOf returns the row of a query Q with the answer A.
+func queryOf[A, Q any, P interface {
 	*Q
-	Query
-}]() queryRow {
-	return queryRow{func() Query { return P(new(Q)) }, decodeReply[R]}
+	QueryOf[A]
+}](P) queryRow {
+	return queryRow{func() Query { return P(new(Q)) }, decodeReply[A]}
 }
 
 var queryKinds = numbersByType(queries, func(r queryRow) any { return r.empty() })

@@ -18,26 +18,27 @@ func queries() map[command.Query]any {
 	workload := claim.WorkloadRef{Namespace: "default", ID: "db-1"}
 	held := []claim.Claim{{Volume: volume, Workload: workload, Mode: claim.Read, State: claim.Taken, TakenAt: at}}
 	running := claim.Workload{Ref: workload, Node: "a", Status: claim.Running, CreatedAt: at}
-	b := command.Blocking{MinIndex: 7, Wait: time.Minute}
-	return map[command.Query]any{
-		&command.QueryVolume{Blocking: b, Ref: volume}: claim.Volume{
-			Definition: claim.Definition{VolumeRef: volume, ExternalID: "x"},
-		},
-		&command.QueryWorkload{Blocking: b, Ref: workload}:    running,
-		&command.QueryClaims{Blocking: b, Workload: workload}: held,
-		&command.QueryNode{Blocking: b, Name: "a"}:            claim.Node{Name: "a", Status: claim.NodeDown},
-		&command.QueryOnNode{Blocking: b, Node: "a"}: command.OnNode{
+	all := map[command.Query]any{
+		&command.QueryVolume{Ref: volume}:        claim.Volume{Definition: claim.Definition{VolumeRef: volume, ExternalID: "x"}},
+		&command.QueryWorkload{Ref: workload}:    running,
+		&command.QueryClaims{Workload: workload}: held,
+		&command.QueryNode{Name: "a"}:            claim.Node{Name: "a", Status: claim.NodeDown},
+		&command.QueryOnNode{Node: "a"}: command.OnNode{
 			Workloads: []claim.Workload{running},
 			Claims:    held,
 		},
-		&command.QueryTokens{Blocking: b, Node: "a"}:                       []claim.Token{{ID: "x", Workload: workload}},
-		&command.QueryLeft{Blocking: b, Of: []claim.WorkloadRef{workload}}: []claim.WorkloadRef{workload},
-		&command.QueryACL{Blocking: b, SecretHash: "00"}: acl.Granted{
+		&command.QueryTokens{Node: "a"}:                       []claim.Token{{ID: "x", Workload: workload}},
+		&command.QueryLeft{Of: []claim.WorkloadRef{workload}}: []claim.WorkloadRef{workload},
+		&command.QueryACL{SecretHash: "00"}: acl.Granted{
 			Token:    acl.Token{Accessor: "x"},
 			Policies: []acl.Policy{{Name: "p"}},
 		},
-		&command.QueryCluster{Blocking: b}: claim.Cluster{ID: "c", CreatedAt: at},
+		&command.QueryCluster{}: claim.Cluster{ID: "c", CreatedAt: at},
 	}
+	for q := range all {
+		q.Block(command.Blocking{MinIndex: 7, Wait: time.Minute})
+	}
+	return all
 }
 
 func TestQueriesAndAnswersTravel(t *testing.T) {

@@ -15,78 +15,77 @@ import (
 // and never mistakes an entry for malformed because of a new field.
 const Level = 1
 
-// Ledger applies commands: cluster/state implements it. Each method returns the command's result, or an error
-// that refuses the command and leaves the ledger as it was.
+// Ledger applies commands: cluster/state implements it. An error refuses the command and leaves the ledger as it was.
 type Ledger interface {
-	RegisterVolume(*RegisterVolume) (any, error)
-	DeregisterVolume(*DeregisterVolume) (any, error)
-	StartWorkload(*StartWorkload) (any, error)
-	EndWorkload(*EndWorkload) (any, error)
-	AdvanceClaims(*AdvanceClaims) (any, error)
-	PutNode(*PutNode) (any, error)
-	DeleteNode(*DeleteNode) (any, error)
-	DeleteDrivers(*DeleteDrivers) (any, error)
-	DeleteWorkloads(*DeleteWorkloads) (any, error)
-	Identify(*Identify) (any, error)
-	PutToken(*PutToken) (any, error)
-	DeleteTokens(*DeleteTokens) (any, error)
-	PutSigningKey(*PutSigningKey) (any, error)
-	AwaitWorkload(*AwaitWorkload) (any, error)
-	SetNodeStatus(*SetNodeStatus) (any, error)
-	SetNodeDuty(*SetNodeDuty) (any, error)
-	PutLiveness(*PutLiveness) (any, error)
-	SetAutopilot(*SetAutopilot) (any, error)
-	BootstrapACL(*BootstrapACL) (any, error)
-	PutACLPolicies(*PutACLPolicies) (any, error)
-	DeleteACLPolicies(*DeleteACLPolicies) (any, error)
-	PutACLRoles(*PutACLRoles) (any, error)
-	DeleteACLRoles(*DeleteACLRoles) (any, error)
-	PutACLTokens(*PutACLTokens) (any, error)
-	DeleteACLTokens(*DeleteACLTokens) (any, error)
-	ExpireACLTokens(*ExpireACLTokens) (any, error)
-	PutSecretsKey(*PutSecretsKey) (any, error)
-	ResealVolume(*ResealVolume) (any, error)
-	PutSnapshot(*PutSnapshot) (any, error)
-	DeleteSnapshot(*DeleteSnapshot) (any, error)
-	RotateSigningKey(*RotateSigningKey) (any, error)
-	AdvanceKeyRotation(*AdvanceKeyRotation) (any, error)
+	RegisterVolume(*RegisterVolume) (RegisterVolumeResult, error)
+	DeregisterVolume(*DeregisterVolume) (DeregisterVolumeResult, error)
+	StartWorkload(*StartWorkload) (StartWorkloadResult, error)
+	EndWorkload(*EndWorkload) (EndWorkloadResult, error)
+	AdvanceClaims(*AdvanceClaims) (AdvanceClaimsResult, error)
+	PutNode(*PutNode) (PutNodeResult, error)
+	DeleteNode(*DeleteNode) (DeleteNodeResult, error)
+	DeleteDrivers(*DeleteDrivers) (DeleteDriversResult, error)
+	DeleteWorkloads(*DeleteWorkloads) (DeleteWorkloadsResult, error)
+	Identify(*Identify) (claim.Cluster, error)
+	PutToken(*PutToken) (PutTokenResult, error)
+	DeleteTokens(*DeleteTokens) (DeleteTokensResult, error)
+	PutSigningKey(*PutSigningKey) (claim.SigningKey, error)
+	AwaitWorkload(*AwaitWorkload) (AwaitWorkloadResult, error)
+	SetNodeStatus(*SetNodeStatus) (SetNodeStatusResult, error)
+	SetNodeDuty(*SetNodeDuty) (claim.Node, error)
+	PutLiveness(*PutLiveness) (claim.Liveness, error)
+	SetAutopilot(*SetAutopilot) (claim.Autopilot, error)
+	BootstrapACL(*BootstrapACL) (acl.Token, error)
+	PutACLPolicies(*PutACLPolicies) ([]acl.Policy, error)
+	DeleteACLPolicies(*DeleteACLPolicies) ([]string, error)
+	PutACLRoles(*PutACLRoles) ([]acl.Role, error)
+	DeleteACLRoles(*DeleteACLRoles) ([]string, error)
+	PutACLTokens(*PutACLTokens) ([]acl.Token, error)
+	DeleteACLTokens(*DeleteACLTokens) ([]acl.Token, error)
+	ExpireACLTokens(*ExpireACLTokens) (ExpireACLTokensResult, error)
+	PutSecretsKey(*PutSecretsKey) (claim.SecretsKeys, error)
+	ResealVolume(*ResealVolume) (claim.Volume, error)
+	PutSnapshot(*PutSnapshot) (PutSnapshotResult, error)
+	DeleteSnapshot(*DeleteSnapshot) ([]claim.SnapshotRef, error)
+	RotateSigningKey(*RotateSigningKey) (claim.KeyRotation, error)
+	AdvanceKeyRotation(*AdvanceKeyRotation) (claim.KeyRotation, error)
 }
 
 // kinds is the registry of commands. An entry has the number that stands for the command in the log, the type of its
 // result, and what applies it. A number is never used again.
 var kinds = map[kind]row{
-	1:  rowOf[RegisterVolumeResult](Ledger.RegisterVolume),
-	2:  rowOf[DeregisterVolumeResult](Ledger.DeregisterVolume),
-	3:  rowOf[StartWorkloadResult](Ledger.StartWorkload),
-	4:  rowOf[EndWorkloadResult](Ledger.EndWorkload),
-	5:  rowOf[AdvanceClaimsResult](Ledger.AdvanceClaims),
-	6:  rowOf[PutNodeResult](Ledger.PutNode),
-	7:  rowOf[DeleteNodeResult](Ledger.DeleteNode),
-	8:  rowOf[DeleteDriversResult](Ledger.DeleteDrivers),
-	9:  rowOf[DeleteWorkloadsResult](Ledger.DeleteWorkloads),
-	10: rowOf[claim.Cluster](Ledger.Identify),
-	11: rowOf[PutTokenResult](Ledger.PutToken),
-	12: rowOf[DeleteTokensResult](Ledger.DeleteTokens),
-	13: rowOf[claim.SigningKey](Ledger.PutSigningKey),
-	14: rowOf[AwaitWorkloadResult](Ledger.AwaitWorkload),
-	15: rowOf[SetNodeStatusResult](Ledger.SetNodeStatus),
-	16: rowOf[claim.Node](Ledger.SetNodeDuty),
-	17: rowOf[claim.Liveness](Ledger.PutLiveness),
-	18: rowOf[claim.Autopilot](Ledger.SetAutopilot),
-	20: rowOf[acl.Token](Ledger.BootstrapACL),
-	21: rowOf[[]acl.Policy](Ledger.PutACLPolicies),
-	22: rowOf[[]string](Ledger.DeleteACLPolicies),
-	23: rowOf[[]acl.Role](Ledger.PutACLRoles),
-	24: rowOf[[]string](Ledger.DeleteACLRoles),
-	25: rowOf[[]acl.Token](Ledger.PutACLTokens),
-	26: rowOf[[]acl.Token](Ledger.DeleteACLTokens),
-	27: rowOf[ExpireACLTokensResult](Ledger.ExpireACLTokens),
-	28: rowOf[claim.SecretsKeys](Ledger.PutSecretsKey),
-	29: rowOf[claim.Volume](Ledger.ResealVolume),
-	30: rowOf[PutSnapshotResult](Ledger.PutSnapshot),
-	31: rowOf[[]claim.SnapshotRef](Ledger.DeleteSnapshot),
-	32: rowOf[claim.KeyRotation](Ledger.RotateSigningKey),
-	33: rowOf[claim.KeyRotation](Ledger.AdvanceKeyRotation),
+	1:  rowOf(Ledger.RegisterVolume),
+	2:  rowOf(Ledger.DeregisterVolume),
+	3:  rowOf(Ledger.StartWorkload),
+	4:  rowOf(Ledger.EndWorkload),
+	5:  rowOf(Ledger.AdvanceClaims),
+	6:  rowOf(Ledger.PutNode),
+	7:  rowOf(Ledger.DeleteNode),
+	8:  rowOf(Ledger.DeleteDrivers),
+	9:  rowOf(Ledger.DeleteWorkloads),
+	10: rowOf(Ledger.Identify),
+	11: rowOf(Ledger.PutToken),
+	12: rowOf(Ledger.DeleteTokens),
+	13: rowOf(Ledger.PutSigningKey),
+	14: rowOf(Ledger.AwaitWorkload),
+	15: rowOf(Ledger.SetNodeStatus),
+	16: rowOf(Ledger.SetNodeDuty),
+	17: rowOf(Ledger.PutLiveness),
+	18: rowOf(Ledger.SetAutopilot),
+	20: rowOf(Ledger.BootstrapACL),
+	21: rowOf(Ledger.PutACLPolicies),
+	22: rowOf(Ledger.DeleteACLPolicies),
+	23: rowOf(Ledger.PutACLRoles),
+	24: rowOf(Ledger.DeleteACLRoles),
+	25: rowOf(Ledger.PutACLTokens),
+	26: rowOf(Ledger.DeleteACLTokens),
+	27: rowOf(Ledger.ExpireACLTokens),
+	28: rowOf(Ledger.PutSecretsKey),
+	29: rowOf(Ledger.ResealVolume),
+	30: rowOf(Ledger.PutSnapshot),
+	31: rowOf(Ledger.DeleteSnapshot),
+	32: rowOf(Ledger.RotateSigningKey),
+	33: rowOf(Ledger.AdvanceKeyRotation),
 }
 
 type kind byte
@@ -100,12 +99,18 @@ type row struct {
 // rowOf is the entry of a command C with the result R.
 func rowOf[R, C any, P interface {
 	*C
-	Command
-}](apply func(Ledger, P) (any, error)) row {
+	Of[R]
+}](apply func(Ledger, P) (R, error)) row {
 	return row{
 		empty:   func() Command { return P(new(C)) },
 		outcome: decodeReply[R],
-		apply:   func(l Ledger, c Command) (any, error) { return apply(l, c.(P)) },
+		apply: func(l Ledger, c Command) (any, error) {
+			result, err := apply(l, c.(P))
+			if err != nil {
+				return nil, err
+			}
+			return result, nil
+		},
 	}
 }
 

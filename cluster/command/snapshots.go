@@ -6,7 +6,7 @@ import "github.com/pannier/pannier/cluster/claim"
 // the new snapshot, since a driver gives each snapshot of a name one id; for another volume it is
 // claim.ErrSnapshotExists.
 type PutSnapshot struct {
-	Stamp
+	Returns[PutSnapshotResult]
 	Snapshot claim.Snapshot `json:"snapshot"`
 }
 
@@ -18,7 +18,7 @@ type PutSnapshotResult struct {
 
 // DeleteSnapshot removes the names of a driver's snapshot.
 type DeleteSnapshot struct {
-	Stamp
+	Returns[[]claim.SnapshotRef]
 	PluginID string `json:"plugin_id"`
 	ID       string `json:"id"`
 }

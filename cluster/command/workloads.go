@@ -10,7 +10,7 @@ import (
 // external id (claim.ErrDuplicate). The fields that the ledger sets (indexes, creation time, present modes) are kept
 // from the existing record.
 type RegisterVolume struct {
-	Stamp
+	Returns[RegisterVolumeResult]
 	Volume claim.Volume `json:"volume"`
 }
 
@@ -22,7 +22,7 @@ type RegisterVolumeResult struct {
 
 // DeregisterVolume removes a volume. It is refused while there are claims, unless Force.
 type DeregisterVolume struct {
-	Stamp
+	Returns[DeregisterVolumeResult]
 	Ref   claim.VolumeRef `json:"ref"`
 	Force bool            `json:"force,omitempty"`
 }
@@ -38,7 +38,7 @@ type DeregisterVolumeResult struct {
 // ResealVolume replaces a volume's encrypted secrets by the same secrets under another key. It is
 // claim.ErrConflict if the volume has changed since it was read.
 type ResealVolume struct {
-	Stamp
+	Returns[claim.Volume]
 	Ref           claim.VolumeRef `json:"ref"`
 	IfModifyIndex uint64          `json:"if_modify_index"`
 	SealedSecrets []byte          `json:"sealed_secrets"`
@@ -48,7 +48,7 @@ type ResealVolume struct {
 // StartWorkload records a running workload, takes all its claims or none, and records its tokens. Node and
 // Workload of a claim or a token may be empty.
 type StartWorkload struct {
-	Stamp
+	Returns[StartWorkloadResult]
 	Ref    claim.WorkloadRef `json:"ref"`
 	Node   string            `json:"node"`
 	RunID  string            `json:"run_id,omitempty"` // claim.Run.ID
@@ -68,7 +68,7 @@ type StartWorkloadResult struct {
 // AwaitWorkload records that a workload waits on a node for other workloads to end, wherever they run. It is
 // refused (claim.ErrCycle) if one of them waits, directly or indirectly, for this one.
 type AwaitWorkload struct {
-	Stamp
+	Returns[AwaitWorkloadResult]
 	Ref   claim.WorkloadRef   `json:"ref"`
 	Node  string              `json:"node"`
 	RunID string              `json:"run_id,omitempty"` // claim.Run.ID
@@ -87,7 +87,7 @@ type AwaitWorkloadResult struct {
 // kept. Empty and 0: the present run. RunID names a run that must never begin: its StartWorkload may still be
 // under way.
 type EndWorkload struct {
-	Stamp
+	Returns[EndWorkloadResult]
 	Ref  claim.WorkloadRef `json:"ref"`
 	Node string            `json:"node,omitempty"`
 	Run  uint64            `json:"run,omitempty"` // claim.Workload.CreateIndex
@@ -105,7 +105,7 @@ type EndWorkloadResult struct {
 
 // DeleteWorkloads removes workloads that ended before a time and have no claims left, the oldest MaxItems of them.
 type DeleteWorkloads struct {
-	Stamp
+	Returns[DeleteWorkloadsResult]
 	EndedBefore time.Time `json:"ended_before"`
 }
 
@@ -117,7 +117,7 @@ type DeleteWorkloadsResult struct {
 
 // AdvanceClaims checkpoints the release of claims: all items or none.
 type AdvanceClaims struct {
-	Stamp
+	Returns[AdvanceClaimsResult]
 	Items []Advance `json:"items"` // at most MaxItems
 	// By is the operator who vouches that the node of the claims is down; empty if nobody had to.
 	By string `json:"by,omitempty"`
@@ -147,7 +147,7 @@ type Advanced struct {
 // PutToken records that Consul will be asked for a token or, for an existing record, what Consul answered: the
 // accessor and the expiry.
 type PutToken struct {
-	Stamp
+	Returns[PutTokenResult]
 	Token claim.Token `json:"token"`
 }
 
@@ -158,11 +158,26 @@ type PutTokenResult struct {
 
 // DeleteTokens removes the records of tokens that Consul no longer has. Unknown ids are ignored.
 type DeleteTokens struct {
-	Stamp
+	Returns[DeleteTokensResult]
 	IDs []string `json:"ids"` // at most MaxItems
 }
 
 // DeleteTokensResult answers DeleteTokens with the records that existed.
 type DeleteTokensResult struct {
 	Deleted []claim.Token
+}
+
+// Start is the command that starts a run (StartWorkload).
+func Start(run claim.Run, claims []claim.Claim, tokens ...claim.Token) *StartWorkload {
+	return &StartWorkload{Ref: run.Ref, Node: run.Node, RunID: run.ID, Claims: claims, Tokens: tokens}
+}
+
+// Await is the command that has a run wait for other workloads (AwaitWorkload).
+func Await(run claim.Run, after []claim.WorkloadRef) *AwaitWorkload {
+	return &AwaitWorkload{Ref: run.Ref, Node: run.Node, RunID: run.ID, After: after}
+}
+
+// End is the command that ends a run (EndWorkload).
+func End(run claim.Run) *EndWorkload {
+	return &EndWorkload{Ref: run.Ref, Node: run.Node, Run: run.Index, RunID: run.ID}
 }

@@ -166,7 +166,9 @@ func TestACLTokensExpire(t *testing.T) {
 	expire := func(at time.Time) command.ExpireACLTokensResult {
 		t.Helper()
 		l.index++
-		outcomes, err := l.Apply([]Entry{{Index: l.index, Command: &command.ExpireACLTokens{Stamp: command.Stamp{At: at}}}})
+		expire := &command.ExpireACLTokens{}
+		command.SetAt(expire, at)
+		outcomes, err := l.Apply([]Entry{{Index: l.index, Command: expire}})
 		if err != nil || outcomes[0].Err != nil {
 			t.Fatal(err, outcomes[0].Err)
 		}

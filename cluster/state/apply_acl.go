@@ -11,36 +11,36 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (any, error) {
+func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (zero acl.Token, _ error) {
 	standing, found, err := tx.ACLBootstrap()
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if found && c.ResetIndex != standing.ResetIndex {
-		return nil, &acl.BootstrappedError{ResetIndex: standing.ResetIndex}
+		return zero, &acl.BootstrappedError{ResetIndex: standing.ResetIndex}
 	}
 	if c.Token.Type != acl.Management {
-		return nil, &claim.FieldError{
+		return zero, &claim.FieldError{
 			Object: fmt.Sprintf("ACL token %q", c.Token.Accessor), Field: "type",
 			Problem: fmt.Sprintf("is %q: the first token is of type %q", c.Token.Type, acl.Management),
 		}
 	}
 	next, old, err := tx.checkACLToken(c.Token, c.At)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if old != nil {
-		return nil, fmt.Errorf("ACL token %q exists: %w", c.Token.Accessor, claim.ErrConflict)
+		return zero, fmt.Errorf("ACL token %q exists: %w", c.Token.Accessor, claim.ErrConflict)
 	}
 	if err := tx.putACLToken(&next, nil); err != nil {
-		return nil, err
+		return zero, err
 	}
 	tx.touch(TopicACL)
 	return next, write(tx, aclBootstrap,
 		&acl.Bootstrap{ResetIndex: tx.index, At: c.At}, nil, nil)
 }
 
-func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) (any, error) {
+func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) ([]acl.Policy, error) {
 	if err := checkCount("ACL policies to put", "items", len(c.Policies), command.MaxPolicies); err != nil {
 		return nil, err
 	}
@@ -69,12 +69,12 @@ func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) (any, error) {
 	return result, nil
 }
 
-func (tx *writeTx) DeleteACLPolicies(c *command.DeleteACLPolicies) (any, error) {
+func (tx *writeTx) DeleteACLPolicies(c *command.DeleteACLPolicies) ([]string, error) {
 	deleted, err := deleteNamed[acl.Policy](tx, "policies to delete", c.Names, policyKey)
 	return deleted, err
 }
 
-func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) (any, error) {
+func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) ([]acl.Role, error) {
 	if err := checkCount("ACL roles to put", "items", len(c.Roles), command.MaxItems); err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) (any, error) {
 	return result, nil
 }
 
-func (tx *writeTx) DeleteACLRoles(c *command.DeleteACLRoles) (any, error) {
+func (tx *writeTx) DeleteACLRoles(c *command.DeleteACLRoles) ([]string, error) {
 	deleted, err := deleteNamed[acl.Role](tx, "roles to delete", c.Names, roleKey)
 	return deleted, err
 }
@@ -137,7 +137,7 @@ func deleteNamed[T any](tx *writeTx, object string, names []string,
 	return deleted, nil
 }
 
-func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) (any, error) {
+func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) ([]acl.Token, error) {
 	if err := checkCount("ACL tokens to put", "items", len(c.Tokens), command.MaxItems); err != nil {
 		return nil, err
 	}
@@ -242,7 +242,7 @@ func (tx *writeTx) putACLToken(t, before *acl.Token) error {
 	return write(tx, aclTokenKey(t.Accessor), t, keys, aclTokenIndexKeys(t))
 }
 
-func (tx *writeTx) DeleteACLTokens(c *command.DeleteACLTokens) (any, error) {
+func (tx *writeTx) DeleteACLTokens(c *command.DeleteACLTokens) ([]acl.Token, error) {
 	if err := checkCount("ACL tokens to delete", "items", len(c.Accessors), command.MaxItems); err != nil {
 		return nil, err
 	}
@@ -263,20 +263,20 @@ func (tx *writeTx) DeleteACLTokens(c *command.DeleteACLTokens) (any, error) {
 	return result, nil
 }
 
-func (tx *writeTx) ExpireACLTokens(c *command.ExpireACLTokens) (any, error) {
+func (tx *writeTx) ExpireACLTokens(c *command.ExpireACLTokens) (zero command.ExpireACLTokensResult, _ error) {
 	var result command.ExpireACLTokensResult
 	parts, err := tx.keys(span{base: aclTokensByExpiry, limit: command.MaxItems + 1})
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	for _, part := range parts {
 		_, accessor, _ := strings.Cut(part, "/")
 		t, found, err := read[acl.Token](&tx.ReadTx, aclTokenKey(accessor))
 		switch {
 		case err != nil:
-			return nil, err
+			return zero, err
 		case !found:
-			return nil, fault("index key %q leads to no record", aclTokensByExpiry+part)
+			return zero, fault("index key %q leads to no record", aclTokensByExpiry+part)
 		case !t.Expired(c.At):
 			return result, nil
 		case len(result.Deleted) == command.MaxItems:
@@ -284,7 +284,7 @@ func (tx *writeTx) ExpireACLTokens(c *command.ExpireACLTokens) (any, error) {
 			return result, nil
 		}
 		if err := tx.deleteACLToken(&t); err != nil {
-			return nil, err
+			return zero, err
 		}
 		result.Deleted = append(result.Deleted, t)
 	}

@@ -9,22 +9,22 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) AdvanceClaims(c *command.AdvanceClaims) (any, error) {
+func (tx *writeTx) AdvanceClaims(c *command.AdvanceClaims) (zero command.AdvanceClaimsResult, _ error) {
 	result := command.AdvanceClaimsResult{Items: make([]command.Advanced, len(c.Items))}
 	if err := errors.Join(checkItems(c.Items), claim.CheckBy(c.By)); err != nil {
-		return nil, err
+		return zero, err
 	}
 	for i, item := range c.Items {
 		held, gone, err := tx.advancing(item)
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		if gone {
 			result.Items[i].Gone = true
 			continue
 		}
 		if !claim.CanAdvance(held.State, item.To) {
-			return nil, fmt.Errorf("claim of workload %q on volume %q: from %s to %s: %w",
+			return zero, fmt.Errorf("claim of workload %q on volume %q: from %s to %s: %w",
 				item.Workload, item.Volume, held.State, item.To, claim.ErrBackwards)
 		}
 		result.Items[i].Claim = held
@@ -40,7 +40,7 @@ func (tx *writeTx) AdvanceClaims(c *command.AdvanceClaims) (any, error) {
 		case one.Gone:
 		case item.To == claim.Freed:
 			if err := tx.freeClaim(&one.Claim); err != nil {
-				return nil, err
+				return zero, err
 			}
 			*one = command.Advanced{Gone: true}
 		case one.Claim.State != item.To || c.By != "":
@@ -49,7 +49,7 @@ func (tx *writeTx) AdvanceClaims(c *command.AdvanceClaims) (any, error) {
 				one.Claim.ForcedBy, one.Claim.ForcedAt = by, c.At
 			}
 			if err := tx.putClaim(&one.Claim); err != nil {
-				return nil, err
+				return zero, err
 			}
 		}
 	}

@@ -25,13 +25,13 @@ func (tx *ReadTx) SecretsKeys() (claim.SecretsKeys, error) {
 }
 
 // PutLiveness writes nothing if the promise is unchanged.
-func (tx *writeTx) PutLiveness(c *command.PutLiveness) (any, error) {
+func (tx *writeTx) PutLiveness(c *command.PutLiveness) (zero claim.Liveness, _ error) {
 	if err := c.Liveness.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	before, found, err := tx.Liveness()
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if found && before == c.Liveness {
 		return before, nil
@@ -40,26 +40,26 @@ func (tx *writeTx) PutLiveness(c *command.PutLiveness) (any, error) {
 	return before, write(tx, liveness, &c.Liveness, nil, nil)
 }
 
-func (tx *writeTx) SetAutopilot(c *command.SetAutopilot) (any, error) {
+func (tx *writeTx) SetAutopilot(c *command.SetAutopilot) (zero claim.Autopilot, _ error) {
 	before, found, err := tx.Autopilot()
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if !found {
 		before = c.First
 	}
 	after, err := before.Change(c.Change)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	err = write(tx, autopilot, &after, nil, nil)
 	return after, err
 }
 
-func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (any, error) {
+func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (zero claim.SecretsKeys, _ error) {
 	keys, err := tx.SecretsKeys()
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if c.Gone {
 		err = keys.Remove(c.ID)
@@ -67,7 +67,7 @@ func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (any, error) {
 		err = keys.Put(c.ID, c.Active, c.At)
 	}
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	tx.touch(TopicSecretsKeys)
 	err = write(tx, secretsKeys, &keys, nil, nil)
@@ -75,9 +75,9 @@ func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (any, error) {
 }
 
 // Identify keeps the first identity that the cluster was given.
-func (tx *writeTx) Identify(c *command.Identify) (any, error) {
+func (tx *writeTx) Identify(c *command.Identify) (zero claim.Cluster, _ error) {
 	if err := c.Cluster.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	standing, found, err := read[claim.Cluster](&tx.ReadTx, identity)
 	if err != nil || found {
@@ -90,21 +90,21 @@ func (tx *writeTx) Identify(c *command.Identify) (any, error) {
 
 // PutSigningKey keeps the first key that the cluster was given. A caller that has read it, or that of a rotation, may
 // re-encrypt it.
-func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (any, error) {
+func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (zero claim.SigningKey, _ error) {
 	if err := c.Key.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	standing, found, err := tx.SigningKey()
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	rotation, rotates, err := tx.KeyRotation()
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if rotates && len(c.IfSealed) > 0 && c.Key.ID == rotation.Key.ID {
 		if err := tx.reseal(&rotation.Key, c); err != nil {
-			return nil, err
+			return zero, err
 		}
 		return rotation.Key, write(tx, keyRotation, &rotation, nil, nil)
 	}
@@ -114,13 +114,13 @@ func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (any, error) {
 	}
 	if reseal {
 		if err := tx.reseal(&standing, c); err != nil {
-			return nil, err
+			return zero, err
 		}
 		err = write(tx, signingKey, &standing, nil, nil)
 		return standing, err
 	}
 	if err := tx.checkSealedKey(&c.Key); err != nil {
-		return nil, err
+		return zero, err
 	}
 	c.Key.CreatedAt = c.At
 	tx.touch(TopicSigningKey)
@@ -148,9 +148,9 @@ func (tx *writeTx) checkSealedKey(k *claim.SigningKey) error {
 }
 
 // RotateSigningKey begins a rotation unless one is under way.
-func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (any, error) {
+func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (zero claim.KeyRotation, _ error) {
 	if err := c.Next.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	rotation, rotates, err := tx.KeyRotation()
 	if err != nil || rotates {
@@ -159,12 +159,12 @@ func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (any, error) {
 	standing, found, err := tx.SigningKey()
 	switch {
 	case err != nil:
-		return nil, err
+		return zero, err
 	case !found || standing.ID == c.Next.ID:
-		return nil, fmt.Errorf("the signing key %q cannot be replaced by %q: %w", standing.ID, c.Next.ID, claim.ErrConflict)
+		return zero, fmt.Errorf("the signing key %q cannot be replaced by %q: %w", standing.ID, c.Next.ID, claim.ErrConflict)
 	}
 	if err := tx.checkSealedKey(&c.Next); err != nil {
-		return nil, err
+		return zero, err
 	}
 	rotation = claim.KeyRotation{Phase: claim.KeyPublished, Key: c.Next, Since: c.At}
 	rotation.Key.CreatedAt = c.At
@@ -174,13 +174,13 @@ func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (any, error) {
 }
 
 // AdvanceKeyRotation ends a phase of the rotation.
-func (tx *writeTx) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (any, error) {
+func (tx *writeTx) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (zero claim.KeyRotation, _ error) {
 	rotation, rotates, err := tx.KeyRotation()
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if !rotates || rotation.Key.ID != c.Key || rotation.Phase != c.Phase {
-		return nil, fmt.Errorf("the rotation of the signing key is not in the phase %q of the key %q: %w", c.Phase, c.Key,
+		return zero, fmt.Errorf("the rotation of the signing key is not in the phase %q of the key %q: %w", c.Phase, c.Key,
 			claim.ErrConflict)
 	}
 	tx.touch(TopicSigningKey)
@@ -189,12 +189,12 @@ func (tx *writeTx) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (any, error
 	case claim.KeyPublished:
 		standing, _, err := tx.SigningKey()
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		standing, rotation.Key = rotation.Key, standing
 		rotation.Phase = claim.KeyReplaced
 		if err := write(tx, signingKey, &standing, nil, nil); err != nil {
-			return nil, err
+			return zero, err
 		}
 	case claim.KeyReplaced:
 		rotation.Phase = claim.KeyWithdrawn

@@ -13,19 +13,19 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) PutNode(c *command.PutNode) (any, error) {
+func (tx *writeTx) PutNode(c *command.PutNode) (zero command.PutNodeResult, _ error) {
 	next := c.Node
 	if err := next.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	old, err := tx.Node(next.Name)
 	known := err == nil
 	if err != nil && !errors.Is(err, claim.ErrNodeNotFound) {
-		return nil, err
+		return zero, err
 	}
 	if known {
 		if err := tx.checkSame(old, next); err != nil {
-			return nil, err
+			return zero, err
 		}
 	}
 	secret := next.SecretHash
@@ -43,7 +43,7 @@ func (tx *writeTx) PutNode(c *command.PutNode) (any, error) {
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
 	if err := tx.replaceDrivers(next.Name, old.Drivers, next.Drivers, c.At); err != nil {
-		return nil, err
+		return zero, err
 	}
 	return command.PutNodeResult{Node: next, Changed: true}, tx.writeNode(&next)
 }
@@ -138,28 +138,28 @@ func pointer[T any](v T, there bool) *T {
 	return &v
 }
 
-func (tx *writeTx) DeleteDrivers(c *command.DeleteDrivers) (any, error) {
+func (tx *writeTx) DeleteDrivers(c *command.DeleteDrivers) (zero command.DeleteDriversResult, _ error) {
 	if err := checkCount("drivers to delete", "ids", len(c.IDs), command.MaxItems); err != nil {
-		return nil, err
+		return zero, err
 	}
 	var result command.DeleteDriversResult
 	for _, id := range c.IDs {
 		d, found, err := read[claim.Driver](&tx.ReadTx, driverKey(id))
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		if !found || !d.Unused() || !d.ModifiedAt.Before(c.IfUnusedBefore) {
 			continue
 		}
 		named, err := tx.any(volumesByDriver + id + "/")
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		if named {
 			continue
 		}
 		if err := write(tx, driverKey(id), (*claim.Driver)(nil), nil, nil); err != nil {
-			return nil, err
+			return zero, err
 		}
 		tx.touch(TopicDrivers, TopicDriver(id))
 		result.Deleted = append(result.Deleted, id)
@@ -168,10 +168,10 @@ func (tx *writeTx) DeleteDrivers(c *command.DeleteDrivers) (any, error) {
 }
 
 // SetNodeDuty writes nothing if nothing changes.
-func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (any, error) {
+func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (zero claim.Node, _ error) {
 	old, err := tx.knownNode(c.Name)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	n := old
 	if c.Ineligible != nil {
@@ -185,7 +185,7 @@ func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (any, error) {
 	}
 	if c.Namespaces != nil {
 		if err := claim.CheckNamespaces(c.Name, *c.Namespaces); err != nil {
-			return nil, err
+			return zero, err
 		}
 		n.Namespaces = *c.Namespaces
 	}
@@ -222,25 +222,25 @@ func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
 	return nil
 }
 
-func (tx *writeTx) DeleteNode(c *command.DeleteNode) (any, error) {
+func (tx *writeTx) DeleteNode(c *command.DeleteNode) (zero command.DeleteNodeResult, _ error) {
 	old, err := tx.Node(c.Name)
 	if errors.Is(err, claim.ErrNodeNotFound) {
 		return command.DeleteNodeResult{}, nil
 	}
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if c.IfDown != 0 && (old.Status != claim.NodeDown || old.StatusIndex != c.IfDown) {
 		return command.DeleteNodeResult{}, nil
 	}
 	if err := tx.checkUnused(c.Name); err != nil {
-		return nil, err
+		return zero, err
 	}
 	if err := tx.replaceDrivers(c.Name, old.Drivers, nil, c.At); err != nil {
-		return nil, err
+		return zero, err
 	}
 	if err := write(tx, nodeKey(c.Name), (*claim.Node)(nil), nil, nil); err != nil {
-		return nil, err
+		return zero, err
 	}
 	tx.touch(TopicNodes, TopicNode(c.Name))
 	return command.DeleteNodeResult{Found: true}, nil

@@ -16,19 +16,19 @@ const (
 	recordBytes     = 128 // of a record, without names
 )
 
-func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
+func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (zero command.SetNodeStatusResult, _ error) {
 	n, err := tx.knownNode(c.Name)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if !c.Status.Valid() {
-		return nil, &claim.FieldError{
+		return zero, &claim.FieldError{
 			Object: fmt.Sprintf("node %q", c.Name), Field: "status",
 			Problem: fmt.Sprintf("%q is unknown", c.Status),
 		}
 	}
 	if err := claim.CheckBy(c.By); err != nil {
-		return nil, err
+		return zero, err
 	}
 	if c.Continues != 0 && (n.Status != c.Status || n.StatusIndex != c.Continues) {
 		return command.SetNodeStatusResult{Node: n}, nil // it has come back: its present claims may be mounted
@@ -39,7 +39,7 @@ func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
 		n.SetStatus(c.Status, c.At, tx.index)
 		n.ModifyIndex, n.ModifiedAt = tx.index, c.At
 		if err := tx.writeNode(&n); err != nil {
-			return nil, err
+			return zero, err
 		}
 	}
 	result := command.SetNodeStatusResult{Node: n}

@@ -7,19 +7,19 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) PutSnapshot(c *command.PutSnapshot) (any, error) {
+func (tx *writeTx) PutSnapshot(c *command.PutSnapshot) (zero command.PutSnapshotResult, _ error) {
 	next := c.Snapshot
 	if err := next.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	var before []string
 	switch old, err := tx.Snapshot(next.SnapshotRef); {
 	case errors.Is(err, claim.ErrSnapshotNotFound):
 	case err != nil:
-		return nil, err
+		return zero, err
 	default:
 		if err := old.CheckSource(next.PluginID, next.ExternalVolumeID); err != nil {
-			return nil, err
+			return zero, err
 		}
 		if old.ID == next.ID {
 			return command.PutSnapshotResult{Snapshot: old}, nil
@@ -28,12 +28,12 @@ func (tx *writeTx) PutSnapshot(c *command.PutSnapshot) (any, error) {
 	}
 	next.CreatedAt = c.At
 	if err := write(tx, snapshotKey(next.SnapshotRef), &next, before, snapshotIndexKeys(&next)); err != nil {
-		return nil, err
+		return zero, err
 	}
 	return command.PutSnapshotResult{Snapshot: next, Changed: true}, nil
 }
 
-func (tx *writeTx) DeleteSnapshot(c *command.DeleteSnapshot) (any, error) {
+func (tx *writeTx) DeleteSnapshot(c *command.DeleteSnapshot) ([]claim.SnapshotRef, error) {
 	found, err := tx.SnapshotsByID(c.PluginID, c.ID)
 	if err != nil {
 		return nil, err

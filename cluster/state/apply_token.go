@@ -11,23 +11,23 @@ import (
 
 // PutToken records a token of a running workload or, for an existing record, what Consul answered, whatever became
 // of its workload.
-func (tx *writeTx) PutToken(c *command.PutToken) (any, error) {
+func (tx *writeTx) PutToken(c *command.PutToken) (zero command.PutTokenResult, _ error) {
 	next := c.Token
 	if err := next.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	standing, found, err := read[claim.Token](&tx.ReadTx, tokenKey(next.ID))
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if !found {
 		if err := tx.checkRunning(next); err != nil {
-			return nil, err
+			return zero, err
 		}
 		return tx.noteToken(next, c.At)
 	}
 	if !standing.SamePurpose(next) {
-		return nil, otherPurpose(standing)
+		return zero, otherPurpose(standing)
 	}
 	// A repeated intent changes nothing.
 	if next.Accessor == "" || next.Accessor == standing.Accessor && next.ExpiresAt.Equal(standing.ExpiresAt) {
@@ -120,21 +120,21 @@ func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
 }
 
 // DeleteTokens deletes the records of tokens.
-func (tx *writeTx) DeleteTokens(c *command.DeleteTokens) (any, error) {
+func (tx *writeTx) DeleteTokens(c *command.DeleteTokens) (zero command.DeleteTokensResult, _ error) {
 	if err := checkCount("tokens to delete", "ids", len(c.IDs), command.MaxItems); err != nil {
-		return nil, err
+		return zero, err
 	}
 	var result command.DeleteTokensResult
 	for _, id := range c.IDs {
 		t, found, err := read[claim.Token](&tx.ReadTx, tokenKey(id))
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		if !found {
 			continue
 		}
 		if err := write(tx, tokenKey(id), (*claim.Token)(nil), tokenIndexKeys(&t), nil); err != nil {
-			return nil, err
+			return zero, err
 		}
 		tx.touch(TopicTokensOn(t.Node))
 		result.Deleted = append(result.Deleted, t)

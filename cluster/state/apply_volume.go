@@ -9,10 +9,10 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
+func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (zero command.RegisterVolumeResult, _ error) {
 	next := c.Volume
 	if err := next.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	if next.Name == "" {
 		next.Name = next.ID
@@ -24,29 +24,29 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
 	switch {
 	case created:
 	case err != nil:
-		return nil, err
+		return zero, err
 	default:
 		held, err := tx.Claims(next.VolumeRef)
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		if err := claim.CheckUpdate(old, next, held, c.At); err != nil {
-			return nil, err
+			return zero, err
 		}
 		next.CreateIndex, next.CreatedAt = old.CreateIndex, old.CreatedAt
 		next.Grown = next.Grown || old.Grown
 		before = volumeIndexKeys(&old)
 	}
 	if err := tx.checkSealed(old, next); err != nil {
-		return nil, err
+		return zero, err
 	}
 	if err := tx.checkDistinct(&next); err != nil {
-		return nil, err
+		return zero, err
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
 	next.AccessMode, next.AttachmentMode = "", "" // derived from the claims, not stored
 	if err := write(tx, volumeKey(next.VolumeRef), &next, before, volumeIndexKeys(&next)); err != nil {
-		return nil, err
+		return zero, err
 	}
 	next.AccessMode, next.AttachmentMode = old.AccessMode, old.AttachmentMode
 	tx.touch(TopicVolumes, TopicVolume(next.VolumeRef))
@@ -85,20 +85,20 @@ func (tx *writeTx) checkDistinct(v *claim.Volume) error {
 	return nil
 }
 
-func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (any, error) {
+func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (zero command.DeregisterVolumeResult, _ error) {
 	if err := c.Ref.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	v, err := tx.Volume(c.Ref)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	held, err := tx.someClaims(c.Ref, command.MaxItems+1)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if len(held) > 0 && !c.Force {
-		return nil, &claim.Refusal{
+		return zero, &claim.Refusal{
 			Reason: claim.ErrVolumeInUse, Volume: c.Ref, Detail: "cannot be deregistered while it is claimed",
 			Holders: held, At: c.At,
 		}
@@ -107,12 +107,12 @@ func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (any, error) {
 	held = held[:min(len(held), command.MaxItems)]
 	for i := range held {
 		if err := tx.freeClaim(&held[i]); err != nil {
-			return nil, err
+			return zero, err
 		}
 	}
 	if !more {
 		if err := write(tx, volumeKey(c.Ref), (*claim.Volume)(nil), volumeIndexKeys(&v), nil); err != nil {
-			return nil, err
+			return zero, err
 		}
 		tx.touch(TopicVolumes, TopicVolume(c.Ref))
 	}
@@ -120,30 +120,30 @@ func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (any, error) {
 }
 
 // ResealVolume changes only the encryption of the volume's secrets.
-func (tx *writeTx) ResealVolume(c *command.ResealVolume) (any, error) {
+func (tx *writeTx) ResealVolume(c *command.ResealVolume) (zero claim.Volume, _ error) {
 	if err := c.Ref.Validate(); err != nil {
-		return nil, err
+		return zero, err
 	}
 	if err := claim.CheckID(c.KeyID); err != nil {
-		return nil, &claim.FieldError{Object: fmt.Sprintf("volume %q", c.Ref), Field: "key_id", Problem: err.Error()}
+		return zero, &claim.FieldError{Object: fmt.Sprintf("volume %q", c.Ref), Field: "key_id", Problem: err.Error()}
 	}
 	v, err := tx.Volume(c.Ref)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if v.ModifyIndex != c.IfModifyIndex {
-		return nil, fmt.Errorf("volume %q has changed at index %d, after it was read at %d: %w", c.Ref, v.ModifyIndex,
+		return zero, fmt.Errorf("volume %q has changed at index %d, after it was read at %d: %w", c.Ref, v.ModifyIndex,
 			c.IfModifyIndex, claim.ErrConflict)
 	}
 	before := v
 	v.SealedSecrets, v.SecretsKey, v.ModifyIndex, v.ModifiedAt = c.SealedSecrets, c.KeyID, tx.index, c.At
 	if err := tx.checkSealed(before, v); err != nil {
-		return nil, err
+		return zero, err
 	}
 	stored := v
 	stored.AccessMode, stored.AttachmentMode = "", "" // derived from the claims, not stored
 	if err := write(tx, volumeKey(c.Ref), &stored, nil, nil); err != nil {
-		return nil, err
+		return zero, err
 	}
 	tx.touch(TopicVolumes, TopicVolume(c.Ref))
 	return v, nil

@@ -9,19 +9,19 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) EndWorkload(c *command.EndWorkload) (any, error) {
+func (tx *writeTx) EndWorkload(c *command.EndWorkload) (zero command.EndWorkloadResult, _ error) {
 	if err := errors.Join(c.Ref.Validate(), checkEnd(c)); err != nil {
-		return nil, err
+		return zero, err
 	}
 	if err := tx.keepEnd(c); err != nil {
-		return nil, err
+		return zero, err
 	}
 	workload, err := tx.Workload(c.Ref)
 	if errors.Is(err, claim.ErrWorkloadNotFound) {
 		return command.EndWorkloadResult{}, tx.endUnbegun(c)
 	}
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	before := workload
 	if c.RunID != "" {
@@ -34,13 +34,13 @@ func (tx *writeTx) EndWorkload(c *command.EndWorkload) (any, error) {
 	}
 	held, err := tx.ClaimsOf(c.Ref)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if workload.Status != claim.Ended {
 		workload.Status, workload.EndedAt, workload.ModifyIndex = claim.Ended, c.At, tx.index
 	}
 	if err := tx.noteEnd(workload, before); err != nil {
-		return nil, err
+		return zero, err
 	}
 	for i := range held {
 		if held[i].State != claim.Taken {
@@ -48,7 +48,7 @@ func (tx *writeTx) EndWorkload(c *command.EndWorkload) (any, error) {
 		}
 		held[i].State, held[i].ModifiedAt = claim.Unpublishing, c.At
 		if err := tx.putClaim(&held[i]); err != nil {
-			return nil, err
+			return zero, err
 		}
 	}
 	return command.EndWorkloadResult{Workload: workload, Claims: held, Found: true}, nil
@@ -109,13 +109,13 @@ func (tx *writeTx) noteEnd(now, before claim.Workload) error {
 	return tx.putWorkload(now, before)
 }
 
-func (tx *writeTx) DeleteWorkloads(c *command.DeleteWorkloads) (any, error) {
+func (tx *writeTx) DeleteWorkloads(c *command.DeleteWorkloads) (zero command.DeleteWorkloadsResult, _ error) {
 	var result command.DeleteWorkloadsResult
 	var after string
 	for len(result.Deleted) < command.MaxItems {
 		part, w, found, err := tx.nextEnded(after)
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		if !found || !w.EndedAt.Before(c.EndedBefore) {
 			return result, nil
@@ -123,13 +123,13 @@ func (tx *writeTx) DeleteWorkloads(c *command.DeleteWorkloads) (any, error) {
 		after = part
 		busy, err := tx.any(claimsByWorkload + workloadPart(w.Ref) + "/")
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		if busy {
 			continue
 		}
 		if err := write(tx, workloadKey(w.Ref), (*claim.Workload)(nil), workloadIndexKeys(&w), nil); err != nil {
-			return nil, err
+			return zero, err
 		}
 		tx.touch(TopicWorkloads, TopicWorkload(w.Ref))
 		result.Deleted = append(result.Deleted, w.Ref)

@@ -10,45 +10,45 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
+func (tx *writeTx) StartWorkload(c *command.StartWorkload) (zero command.StartWorkloadResult, _ error) {
 	wanted, err := wantedClaims(c)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	workload, known, err := read[claim.Workload](&tx.ReadTx, workloadKey(c.Ref))
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	if known && tx.fingerprint != nil && bytes.Equal(workload.StartedBy, tx.fingerprint) {
 		return tx.repeatStart(wanted, workload)
 	}
 	if err := tx.checkRun(workload, c.RunID); err != nil {
-		return nil, err
+		return zero, err
 	}
 	running := known && workload.Status == claim.Running
 	if running && workload.Node != c.Node {
-		return nil, fmt.Errorf("workload %q runs on node %q, not on node %q: %w", c.Ref, workload.Node, c.Node,
+		return zero, fmt.Errorf("workload %q runs on node %q, not on node %q: %w", c.Ref, workload.Node, c.Node,
 			claim.ErrConflict)
 	}
 	if known && workload.Status == claim.Waiting && workload.Node != c.Node {
-		return nil, waitsElsewhere(workload, c.Node)
+		return zero, waitsElsewhere(workload, c.Node)
 	}
 	var runs *claim.Workload
 	if running {
 		runs = &workload
 	} else if err := tx.checkEligible(c.Ref, c.Node); err != nil {
-		return nil, err
+		return zero, err
 	}
 	fresh, err := tx.newTokens(c, runs)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	result := command.StartWorkloadResult{Workload: workload, Created: !running}
 	taken := 0
 	for _, want := range wanted {
 		v, granted, created, err := tx.take(want, c.At)
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		if created {
 			granted.Index = tx.index
@@ -60,10 +60,10 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	if running {
 		own, err := tx.ClaimsOf(c.Ref)
 		if err != nil {
-			return nil, err
+			return zero, err
 		}
 		if taken > 0 || len(own) != len(wanted) {
-			return nil, fmt.Errorf("workload %q runs already with other claims: %w", c.Ref, claim.ErrConflict)
+			return zero, fmt.Errorf("workload %q runs already with other claims: %w", c.Ref, claim.ErrConflict)
 		}
 		return result, nil
 	}
@@ -78,7 +78,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 		result.Workload.After = workload.After
 	}
 	if err := tx.putWorkload(result.Workload, workload); err != nil {
-		return nil, err
+		return zero, err
 	}
 	for i := range result.Claims {
 		put := tx.putClaim
@@ -86,7 +86,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 			put = tx.addClaim
 		}
 		if err := put(&result.Claims[i]); err != nil {
-			return nil, err
+			return zero, err
 		}
 		// The first claim sets the modes of the volume.
 		result.Volumes[i].AccessMode = result.Claims[i].AccessMode
@@ -94,7 +94,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	}
 	for _, t := range fresh {
 		if _, err := tx.noteToken(t, c.At); err != nil {
-			return nil, err
+			return zero, err
 		}
 	}
 	return result, nil

@@ -13,35 +13,35 @@ import (
 // maxChain bounds the waiting workloads that are searched for a cycle.
 const maxChain = 1024
 
-func (tx *writeTx) AwaitWorkload(c *command.AwaitWorkload) (any, error) {
+func (tx *writeTx) AwaitWorkload(c *command.AwaitWorkload) (zero command.AwaitWorkloadResult, _ error) {
 	if err := checkAwait(c); err != nil {
-		return nil, err
+		return zero, err
 	}
 	old, err := tx.Workload(c.Ref)
 	known := err == nil
 	if err != nil && !errors.Is(err, claim.ErrWorkloadNotFound) {
-		return nil, err
+		return zero, err
 	}
 	if err := tx.checkRun(old, c.RunID); err != nil {
-		return nil, err
+		return zero, err
 	}
 	waiting := known && old.Status == claim.Waiting
 	switch {
 	case known && old.Status == claim.Running:
-		return nil, fmt.Errorf("workload %q runs on node %q: %w", c.Ref, old.Node, claim.ErrConflict)
+		return zero, fmt.Errorf("workload %q runs on node %q: %w", c.Ref, old.Node, claim.ErrConflict)
 	case waiting && old.Node != c.Node:
-		return nil, waitsElsewhere(old, c.Node)
+		return zero, waitsElsewhere(old, c.Node)
 	case !waiting:
 		if err := tx.checkEligible(c.Ref, c.Node); err != nil {
-			return nil, err
+			return zero, err
 		}
 	}
 	if err := tx.checkCycle(c.Ref, c.After); err != nil {
-		return nil, err
+		return zero, err
 	}
 	left, err := tx.left(c.After)
 	if err != nil {
-		return nil, err
+		return zero, err
 	}
 	next := claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Waiting, After: c.After,

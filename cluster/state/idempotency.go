@@ -223,7 +223,7 @@ func (tx *writeTx) repeat(c command.Command, k kept) (any, error) {
 
 // repeatStart answers a repeated start from its arguments and the time of the first one: all claims of a run are
 // taken by its start.
-func (tx *writeTx) repeatStart(wanted []claim.Claim, started claim.Workload) (any, error) {
+func (tx *writeTx) repeatStart(wanted []claim.Claim, started claim.Workload) (command.StartWorkloadResult, error) {
 	started.Status, started.EndedAt, started.ModifyIndex = claim.Running, time.Time{}, started.CreateIndex
 	r := command.StartWorkloadResult{Workload: started, Created: true}
 	for _, granted := range wanted {
@@ -231,7 +231,7 @@ func (tx *writeTx) repeatStart(wanted []claim.Claim, started claim.Workload) (an
 		granted.TakenAt, granted.ModifiedAt = started.CreatedAt, started.CreatedAt
 		v, err := tx.volumeNow(granted.Volume)
 		if err != nil {
-			return nil, err
+			return r, err
 		}
 		v.AccessMode, v.AttachmentMode = granted.AccessMode, granted.AttachmentMode
 		r.Claims, r.Volumes = append(r.Claims, granted), append(r.Volumes, v)

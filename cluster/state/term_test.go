@@ -27,12 +27,13 @@ func TestDecisionsHaveATerm(t *testing.T) {
 		check.NoError(t, err)
 		return outcomes[0].Err
 	}
-	of := func(term uint64) command.Stamp { return command.Stamp{Term: term} }
 	for _, c := range []command.Command{
-		&command.SetNodeStatus{Stamp: of(7), Name: "a", Status: claim.NodeDown},
-		&command.PutLiveness{Stamp: of(7), Liveness: claim.Liveness{StopAfter: 1}},
-		&command.DeleteNode{Stamp: command.Stamp{Term: 7, Key: "key"}, Name: "a"},
+		&command.SetNodeStatus{Name: "a", Status: claim.NodeDown},
+		&command.PutLiveness{Liveness: claim.Liveness{StopAfter: 1}},
+		&command.DeleteNode{Name: "a"},
 	} {
+		command.SetTerm(c, 7)
+		command.SetKey(c, "key")
 		for _, term := range []uint64{6, 8} {
 			if err := apply(term, c); !errors.Is(err, command.ErrNotLeader) {
 				t.Errorf("%T of term 7 in term %d: %v", c, term, err)
@@ -40,6 +41,8 @@ func TestDecisionsHaveATerm(t *testing.T) {
 		}
 	}
 	l.sameAs(before, "refused")
-	check.NoError(t, apply(7, &command.SetNodeStatus{Stamp: of(7), Name: "a", Status: claim.NodeDown}))
+	down := &command.SetNodeStatus{Name: "a", Status: claim.NodeDown}
+	command.SetTerm(down, 7)
+	check.NoError(t, apply(7, down))
 	check.NoError(t, apply(9, &command.SetNodeStatus{Name: "a", Status: claim.NodeReady}))
 }
