@@ -62,7 +62,7 @@ func changeUntilKilled(dir, round string) error {
 	for g := range crashers {
 		go func() {
 			v := volume(fmt.Sprint("volume-", g))
-			if _, err := n.RegisterVolume(ctx, v); err != nil {
+			if _, err := cluster.Apply(ctx, n, &command.RegisterVolume{Volume: v}); err != nil {
 				failed <- err
 				return
 			}
@@ -88,8 +88,11 @@ func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string,
 	acknowledged func(step string, i int, index uint64),
 ) error {
 	free := func(c claim.Claim) error {
-		_, err := n.AdvanceClaims(ctx, "",
-			command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Freed})
+		_, err := cluster.Apply(ctx, n,
+			&command.AdvanceClaims{Items: []command.Advance{{
+				Volume: c.Volume, Workload: c.Workload, Index: c.Index,
+				To: claim.Freed,
+			}}})
 		return err
 	}
 	var left []claim.Claim
@@ -106,16 +109,17 @@ func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string,
 	for i := 0; ; i++ {
 		w := workload(prefix + strconv.Itoa(i))
 		token := claim.Token{ID: crashToken(w), Service: "web", Consul: "default"}
-		started, err := n.StartWorkload(ctx, claim.Run{Ref: w, Node: "a"}, []claim.Claim{want(v, claim.Write)}, token)
+		started, err := cluster.Apply(ctx, n,
+			command.Start(claim.Run{Ref: w, Node: "a"}, []claim.Claim{want(v, claim.Write)}, token))
 		if err != nil {
 			return err
 		}
 		acknowledged("started", i, started.Workload.CreateIndex)
-		if _, err := n.EndRun(ctx, claim.Run{Ref: w}); err != nil {
+		if _, err := cluster.Apply(ctx, n, command.End(claim.Run{Ref: w})); err != nil {
 			return err
 		}
 		acknowledged("ended", i, 0)
-		if _, err := n.DeleteTokens(ctx, token.ID); err != nil {
+		if _, err := cluster.Apply(ctx, n, &command.DeleteTokens{IDs: []string{token.ID}}); err != nil {
 			return err
 		}
 		if err := free(started.Claims[0]); err != nil {

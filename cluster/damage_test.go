@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/clustertest"
@@ -205,7 +206,7 @@ func TestFullDiskOfOneServer(t *testing.T) {
 	leave(t, disk, filler, 0)
 	for i := range 400 { // more than its disk has space for
 		big.ID, big.ExternalID = fmt.Sprint("big", i), fmt.Sprint("ext-big", i)
-		if _, err := c.Client().RegisterVolume(within(t), big); err != nil {
+		if _, err := cluster.Apply(within(t), c.Client(), &command.RegisterVolume{Volume: big}); err != nil {
 			t.Fatal(err)
 		}
 	}

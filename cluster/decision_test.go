@@ -36,22 +36,25 @@ func TestDecisionOfADeposedLeader(t *testing.T) {
 	c.WaitVoters(t, names(c.Hosts())...)
 	old := c.WaitLeader(t)
 	register(t, old, "a")
-	if _, err := old.PutNode(within(t), claim.Node{Name: "n", BootID: "boot"}); err != nil {
+	if _, err := cluster.Apply(within(t), old,
+		&command.PutNode{Node: claim.Node{Name: "n", BootID: "boot"}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := old.StartWorkload(within(t), claim.Run{Ref: workload("db"), Node: "n"},
-		[]claim.Claim{want(volume("a"), claim.Write)}); err != nil {
+	if _, err := cluster.Apply(within(t), old,
+		command.Start(claim.Run{Ref: workload("db"), Node: "n"}, []claim.Claim{want(volume("a"),
+			claim.Write)})); err != nil {
 		t.Fatal(err)
 	}
 	promise := claim.Liveness{HeartbeatTTL: 1, StopAfter: 2, Margin: 3}
 	ctx := deciding(t, old)
 	refused := func(what string) {
 		t.Helper()
-		_, err := old.SetNodeStatus(ctx, "n", claim.NodeDown, "")
+		_, err := cluster.SetNodeStatus(ctx, old, "n", claim.NodeDown, "")
 		if !errors.Is(err, command.ErrNotLeader) && !errors.Is(err, command.ErrUncertain) {
 			t.Errorf("%s, it releases a node's claims: %v", what, err)
 		}
-		if _, err := old.PutLiveness(ctx, promise); !errors.Is(err, command.ErrNotLeader) &&
+		if _, err := cluster.Apply(ctx, old,
+			&command.PutLiveness{Liveness: promise}); !errors.Is(err, command.ErrNotLeader) &&
 			!errors.Is(err, command.ErrUncertain) {
 			t.Errorf("%s, it changes the promised lease: %v", what, err)
 		}
@@ -100,7 +103,7 @@ func TestDecisionOfADeposedLeader(t *testing.T) {
 	stands("in a later term")
 
 	// In its own term the decision is applied.
-	if _, err := old.SetNodeStatus(deciding(t, old), "n", claim.NodeDown, ""); err != nil {
+	if _, err := cluster.SetNodeStatus(deciding(t, old), old, "n", claim.NodeDown, ""); err != nil {
 		t.Errorf("the present leader: %v", err)
 	}
 	everywhereDown(t, c, "n")

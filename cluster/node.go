@@ -42,7 +42,7 @@ type Config struct {
 	Members Members
 	// Remote sends commands and queries to the leader; nil: a server that does not lead refuses them with
 	// ErrNotLeader.
-	Remote Remote
+	Remote Ledger
 	// Autopilot are the settings by which a leader manages the servers until an operator changes them
 	// (SetAutopilot); nil: claim.DefaultAutopilot.
 	Autopilot *claim.Autopilot
@@ -57,14 +57,11 @@ type Config struct {
 
 // Node is this server's part of the ledger.
 type Node struct {
-	Commands
-	Queries
-
 	dir     string
 	name    string
 	store   *state.Store
 	raft    *raftnode.Node
-	remote  Remote // nil: none
+	remote  Ledger // nil: none
 	members Members
 	log     hclog.Logger
 	now     func() time.Time
@@ -111,7 +108,6 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{dir: cfg.Dir, name: cfg.Name, store: store, remote: cfg.Remote, members: cfg.Members, log: log, now: now}
-	n.Commands, n.Queries = Commands{to: n}, Queries{to: n}
 	n.leadership.init()
 	if n.autopilot = claim.DefaultAutopilot(); cfg.Autopilot != nil {
 		n.autopilot = *cfg.Autopilot

@@ -50,7 +50,7 @@ func TestSnapshotAndRestart(t *testing.T) {
 	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
 	register := func(id string) {
 		t.Helper()
-		if _, err := s.RegisterVolume(t.Context(), volume(id)); err != nil {
+		if _, err := cluster.Apply(t.Context(), s, &command.RegisterVolume{Volume: volume(id)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -135,7 +135,8 @@ func TestCloseUnderLoad(t *testing.T) {
 		callers.Go(func() {
 			for i := 0; ; i++ {
 				id := fmt.Sprintf("w-%d-%d", g, i)
-				_, err := s.StartWorkload(context.Background(), claim.Run{Ref: workload(id), Node: "a"}, nil)
+				_, err := cluster.Apply(context.Background(), s,
+					command.Start(claim.Run{Ref: workload(id), Node: "a"}, nil))
 				if err != nil {
 					if !errors.Is(err, command.ErrClosed) {
 						t.Errorf("%s: %v", id, err)
@@ -179,12 +180,13 @@ func TestCallerGivesUp(t *testing.T) {
 	cause := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if _, err := s.EndRun(ctx, claim.Run{Ref: workload("w")}); !errors.Is(err, cause) || errors.Is(err, command.ErrUncertain) {
+	if _, err := cluster.Apply(ctx, s,
+		command.End(claim.Run{Ref: workload("w")})); !errors.Is(err, cause) || errors.Is(err, command.ErrUncertain) {
 		t.Errorf("cancelled before: %v", err)
 	}
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Microsecond, cause)
-		_, err := s.EndRun(ctx, claim.Run{Ref: workload("w")})
+		_, err := cluster.Apply(ctx, s, command.End(claim.Run{Ref: workload("w")}))
 		cancel()
 		if errors.Is(err, command.ErrUncertain) {
 			if !errors.Is(err, cause) {
@@ -202,7 +204,8 @@ func TestNoLeader(t *testing.T) {
 	check.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := n.RegisterVolume(ctx, volume("a")); !errors.Is(err, context.DeadlineExceeded) ||
+	if _, err := cluster.Apply(ctx, n,
+		&command.RegisterVolume{Volume: volume("a")}); !errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, command.ErrUncertain) {
 		t.Errorf("register: %v", err)
 	}

@@ -3,95 +3,18 @@ package cluster
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
-	"github.com/pannier/pannier/cluster/acl"
-	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// Blocking makes a query wait until what it reads has changed after MinIndex, or until Wait has passed. The zero
-// value is answered at once.
-type Blocking = command.Blocking
-
 // maxWait bounds how long a query may wait.
 const maxWait = 10 * time.Minute
 
-// Queries read the leader's ledger, never a stale one: Node and Client embed them. Each answer has an index, which
-// is the MinIndex of the next query.
-type Queries struct{ to asker }
-
-// asker sends a query to the leader and returns its answer.
-type asker interface {
-	ask(ctx context.Context, q command.Query) (answer any, index uint64, err error)
-}
-
-// Volume returns a volume with its present modes. Errors: ErrVolumeNotFound.
-func (q Queries) Volume(ctx context.Context, ref claim.VolumeRef, b Blocking) (claim.Volume, uint64, error) {
-	return query(ctx, q.to, &command.QueryVolume{Ref: ref}, b)
-}
-
-// ClaimsOf returns a workload's claims, by volume.
-func (q Queries) ClaimsOf(ctx context.Context, ref claim.WorkloadRef, b Blocking) ([]claim.Claim, uint64, error) {
-	return query(ctx, q.to, &command.QueryClaims{Workload: ref}, b)
-}
-
-// Workload returns a workload's record. Errors: ErrWorkloadNotFound.
-func (q Queries) Workload(ctx context.Context, ref claim.WorkloadRef, b Blocking) (claim.Workload, uint64, error) {
-	return query(ctx, q.to, &command.QueryWorkload{Ref: ref}, b)
-}
-
-// OnNode returns the workloads that run or wait on a node, and all claims there.
-func (q Queries) OnNode(ctx context.Context, node string, b Blocking) (command.OnNode, uint64, error) {
-	return query(ctx, q.to, &command.QueryOnNode{Node: node}, b)
-}
-
-// TokensOn returns the tokens on a node; their workloads may be gone.
-func (q Queries) TokensOn(ctx context.Context, node string, b Blocking) ([]claim.Token, uint64, error) {
-	return query(ctx, q.to, &command.QueryTokens{Node: node}, b)
-}
-
-// NodeRecord returns the ledger's record of a node. Errors: ErrNodeNotFound.
-func (q Queries) NodeRecord(ctx context.Context, name string, b Blocking) (claim.Node, uint64, error) {
-	return query(ctx, q.to, &command.QueryNode{Name: name}, b)
-}
-
-// Left returns those of some workloads, at most command.MaxAfter, that have not ended. An unknown workload counts
-// as ended.
-func (q Queries) Left(ctx context.Context, of []claim.WorkloadRef, b Blocking) ([]claim.WorkloadRef, uint64, error) {
-	return query(ctx, q.to, &command.QueryLeft{Of: of}, b)
-}
-
-// Cluster returns the cluster's identity; its id is empty if it has none yet.
-func (q Queries) Cluster(ctx context.Context, b Blocking) (claim.Cluster, uint64, error) {
-	return query(ctx, q.to, &command.QueryCluster{}, b)
-}
-
-// Granted returns a token with its policies, by the SHA-256 of its secret; an empty hash selects the policy for
-// calls without a token, if there is one. The token may have expired. Errors: acl.ErrTokenNotFound.
-func (q Queries) Granted(ctx context.Context, secretHash string, b Blocking) (acl.Granted, uint64, error) {
-	return query(ctx, q.to, &command.QueryACL{SecretHash: secretHash}, b)
-}
-
-// query sends a query to the leader and returns its answer with its type.
-func query[A any](ctx context.Context, to asker, q command.QueryOf[A], b Blocking) (answer A, index uint64, err error) {
-	q.Block(b)
-	got, index, err := to.ask(ctx, q)
-	if err != nil {
-		return answer, index, err
-	}
-	answer, ok := got.(A)
-	if !ok {
-		return answer, index, fmt.Errorf("%T has the answer %T, not %T", q, got, answer)
-	}
-	return answer, index, nil
-}
-
-// ask answers a query here if this node leads, and otherwise sends it to the leader.
-func (n *Node) ask(ctx context.Context, q command.Query) (any, uint64, error) {
+// Ask answers a query here if this node leads, and otherwise sends it to the leader (Ledger).
+func (n *Node) Ask(ctx context.Context, q command.Query) (any, uint64, error) {
 	if n.remote == nil {
 		if err := n.WaitReady(ctx); err != nil {
 			return nil, 0, err
@@ -104,7 +27,7 @@ func (n *Node) ask(ctx context.Context, q command.Query) (any, uint64, error) {
 			return answer, index, err
 		}
 	}
-	return forwarder{n.remote}.ask(ctx, q)
+	return n.remote.Ask(ctx, q)
 }
 
 // AnswerQuery answers another agent's query if this server leads. After ErrNotLeader and ErrClosed the query may

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/test/lib/clustertest"
 )
@@ -16,7 +17,8 @@ func TestReadsWaitForAChange(t *testing.T) {
 	s := clustertest.Start(t)
 	put := func(name, boot string) {
 		t.Helper()
-		if _, err := s.PutNode(t.Context(), claim.Node{Name: name, BootID: boot}); err != nil {
+		if _, err := cluster.Apply(t.Context(), s,
+			&command.PutNode{Node: claim.Node{Name: name, BootID: boot}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -89,7 +89,7 @@ func (n *Node) Autopilot() claim.Autopilot {
 
 // SetAutopilot changes the settings on all servers, permanently, and returns the new ones. Errors: ErrInvalid.
 func (n *Node) SetAutopilot(ctx context.Context, by claim.AutopilotChange) (claim.Autopilot, error) {
-	return apply[claim.Autopilot](ctx, n, &command.SetAutopilot{Change: by, First: n.autopilot})
+	return Apply(ctx, n, &command.SetAutopilot{Change: by, First: n.autopilot})
 }
 
 // TransferLeadership makes another voter the leader: the named one or, if name is empty, the one with the newest

@@ -31,14 +31,10 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-type registrar interface {
-	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
-}
-
-func register(t *testing.T, to registrar, ids ...string) {
+func register(t *testing.T, to cluster.Ledger, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
-		if _, err := to.RegisterVolume(within(t), volume(id)); err != nil {
+		if _, err := cluster.Apply(within(t), to, &command.RegisterVolume{Volume: volume(id)}); err != nil {
 			t.Fatalf("register %s: %v", id, err)
 		}
 	}
@@ -115,30 +111,33 @@ func TestFollowerForwards(t *testing.T) {
 	follower, client := c.Follower(t), c.Client()
 	register(t, follower, "a")
 	v := volume("a")
-	if _, err := client.StartWorkload(within(t), claim.Run{Ref: workload("db-1"), Node: "n"},
-		[]claim.Claim{want(v, claim.Write)}); err != nil {
+	if _, err := cluster.Apply(within(t), client,
+		command.Start(claim.Run{Ref: workload("db-1"), Node: "n"}, []claim.Claim{want(v, claim.Write)})); err != nil {
 		t.Fatal(err)
 	}
-	_, err := follower.StartWorkload(within(t), claim.Run{Ref: workload("db-2"), Node: "n"},
-		[]claim.Claim{want(v, claim.Write)})
+	_, err := cluster.Apply(within(t), follower,
+		command.Start(claim.Run{Ref: workload("db-2"), Node: "n"}, []claim.Claim{want(v, claim.Write)}))
 	var refusal *claim.Refusal
 	if !errors.Is(err, claim.ErrHeld) || !errors.As(err, &refusal) || len(refusal.Holders) != 1 ||
 		refusal.Holders[0].Workload != workload("db-1") {
 		t.Errorf("refused by another server: %v", err)
 	}
-	for name, q := range map[string]cluster.Queries{
-		"follower": follower.Queries, "client": client.Queries,
-		"leader": c.Leader().Queries,
+	for name, q := range map[string]cluster.Ledger{
+		"follower": follower, "client": client,
+		"leader": c.Leader(),
 	} {
-		claims, _, err := q.ClaimsOf(within(t), workload("db-1"), cluster.Blocking{})
+		claims, _, err := cluster.Ask(within(t), q,
+			&command.QueryClaims{Workload: workload("db-1")}, cluster.Blocking{})
 		if err != nil || len(claims) != 1 {
 			t.Errorf("%s: the claims are %+v, %v", name, claims, err)
 		}
-		if _, _, err := q.Volume(within(t), volume("none").VolumeRef, cluster.Blocking{}); !errors.Is(err,
+		if _, _, err := cluster.Ask(within(t), q,
+			&command.QueryVolume{Ref: volume("none").VolumeRef}, cluster.Blocking{}); !errors.Is(err,
 			claim.ErrVolumeNotFound) {
 			t.Errorf("%s: no such volume: %v", name, err)
 		}
-		if got, _, err := q.Volume(within(t), v.VolumeRef, cluster.Blocking{}); err != nil ||
+		if got, _, err := cluster.Ask(within(t), q,
+			&command.QueryVolume{Ref: v.VolumeRef}, cluster.Blocking{}); err != nil ||
 			got.AccessMode != claim.SingleNodeWriter {
 			t.Errorf("%s: the volume is %+v, %v", name, got, err)
 		}
@@ -160,9 +159,10 @@ func TestBlockingQuery(t *testing.T) {
 	client := c.Client()
 	register(t, client, "a")
 	ref := volume("a").VolumeRef
-	_, index, err := client.Volume(within(t), ref, cluster.Blocking{})
+	_, index, err := cluster.Ask(within(t), client, &command.QueryVolume{Ref: ref}, cluster.Blocking{})
 	check.NoError(t, err)
-	got, same, err := client.Volume(within(t), ref, cluster.Blocking{MinIndex: index, Wait: 50 * time.Millisecond})
+	got, same, err := cluster.Ask(within(t), client,
+		&command.QueryVolume{Ref: ref}, cluster.Blocking{MinIndex: index, Wait: 50 * time.Millisecond})
 	if err != nil || got.ID != "a" || same > index {
 		t.Errorf("nothing has changed: %+v, %d after %d, %v", got, same, index, err)
 	}
@@ -174,7 +174,8 @@ func TestBlockingQuery(t *testing.T) {
 	ctx := within(t)
 	go func() {
 		for {
-			v, next, err := client.Volume(ctx, ref, cluster.Blocking{MinIndex: index, Wait: clustertest.Deadline})
+			v, next, err := cluster.Ask(ctx, client,
+				&command.QueryVolume{Ref: ref}, cluster.Blocking{MinIndex: index, Wait: clustertest.Deadline})
 			if err != nil || v.Name == "new" {
 				answers <- answer{v, err}
 				return
@@ -186,7 +187,7 @@ func TestBlockingQuery(t *testing.T) {
 		func() bool { return c.WaitLeader(t).TransferLeadership(within(t), "") == nil })
 	changed := volume("a")
 	changed.Name = "new"
-	if _, err := client.RegisterVolume(within(t), changed); err != nil {
+	if _, err := cluster.Apply(within(t), client, &command.RegisterVolume{Volume: changed}); err != nil {
 		t.Fatal(err)
 	}
 	if a := <-answers; a.err != nil {
@@ -243,7 +244,8 @@ func TestLeaderIsCutOff(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := old.RegisterVolume(ctx, volume("c")); !errors.Is(err, command.ErrUncertain) {
+	if _, err := cluster.Apply(ctx, old,
+		&command.RegisterVolume{Volume: volume("c")}); !errors.Is(err, command.ErrUncertain) {
 		t.Errorf("a command through a disconnected server: %v", err)
 	}
 	c.Heal()
@@ -264,7 +266,7 @@ func TestOnceOnly(t *testing.T) {
 		callers.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
 				w := workload(fmt.Sprintf("w-%d-%d", g, i))
-				r, err := client.StartWorkload(within(t), claim.Run{Ref: w, Node: "n"}, nil)
+				r, err := cluster.Apply(within(t), client, command.Start(claim.Run{Ref: w, Node: "n"}, nil))
 				if err != nil || !r.Created {
 					t.Errorf("%s: created %t, %v", w.ID, r.Created, err)
 					return
@@ -571,8 +573,8 @@ func TestMembersChangeUnderLoad(t *testing.T) {
 		client := c.Client()
 		callers.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				if _, err := client.StartWorkload(within(t), claim.Run{Ref: workload(fmt.Sprintf("w-%d-%d", g, i)), Node: "n"},
-					nil); err != nil {
+				if _, err := cluster.Apply(within(t), client,
+					command.Start(claim.Run{Ref: workload(fmt.Sprintf("w-%d-%d", g, i)), Node: "n"}, nil)); err != nil {
 					t.Error(err)
 					return
 				}

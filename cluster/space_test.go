@@ -32,32 +32,33 @@ func TestFullDisk(t *testing.T) {
 	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
 	ctx := t.Context()
 	v := volume("a")
-	if _, err := s.RegisterVolume(ctx, v); err != nil {
+	if _, err := cluster.Apply(ctx, s, &command.RegisterVolume{Volume: v}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.StartWorkload(ctx, claim.Run{Ref: workload("w"), Node: "n"},
-		[]claim.Claim{want(v, claim.Write)}); err != nil {
+	if _, err := cluster.Apply(ctx, s,
+		command.Start(claim.Run{Ref: workload("w"), Node: "n"}, []claim.Claim{want(v, claim.Write)})); err != nil {
 		t.Fatal(err)
 	}
 
 	filler := filepath.Join(disk, "filler")
 	leave(t, disk, filler, 32<<20)
-	_, err := s.RegisterVolume(ctx, volume("b"))
+	_, err := cluster.Apply(ctx, s, &command.RegisterVolume{Volume: volume("b")})
 	if !errors.Is(err, command.ErrDiskFull) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("register with 32 MiB left: %v", err)
 	}
 	token := claim.Token{ID: "00000000-0000-4000-8000-000000000000", Workload: workload("w"), Node: "n", Service: "web", Consul: "default"}
-	if _, err := s.PutToken(ctx, token); !errors.Is(err, command.ErrDiskFull) {
+	if _, err := cluster.Apply(ctx, s, &command.PutToken{Token: token}); !errors.Is(err, command.ErrDiskFull) {
 		t.Errorf("add a token with 32 MiB left: %v", err)
 	}
-	if _, err := s.DeleteTokens(ctx, token.ID); err != nil {
+	if _, err := cluster.Apply(ctx, s, &command.DeleteTokens{IDs: []string{token.ID}}); err != nil {
 		t.Errorf("delete a token with 32 MiB left: %v", err)
 	}
-	if _, err := s.EndRun(ctx, claim.Run{Ref: workload("w")}); err != nil {
+	if _, err := cluster.Apply(ctx, s, command.End(claim.Run{Ref: workload("w")})); err != nil {
 		t.Errorf("release with 32 MiB left: %v", err)
 	}
 	leave(t, disk, filler, 0)
-	if _, err := s.EndRun(ctx, claim.Run{Ref: workload("w")}); !errors.Is(err, command.ErrDiskFull) {
+	if _, err := cluster.Apply(ctx, s,
+		command.End(claim.Run{Ref: workload("w")})); !errors.Is(err, command.ErrDiskFull) {
 		t.Errorf("release with nothing left: %v", err)
 	}
 	if err := s.Close(); err != nil {
@@ -70,7 +71,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	check.NoError(t, os.Remove(filler))
 	s.Restart(t)
-	if _, err := s.RegisterVolume(ctx, volume("b")); err != nil {
+	if _, err := cluster.Apply(ctx, s, &command.RegisterVolume{Volume: volume("b")}); err != nil {
 		t.Errorf("with free space: %v", err)
 	}
 }

@@ -56,12 +56,12 @@ func measureLedger(b *testing.B, r *table.Section) {
 func fill(b *testing.B, n *cluster.Node, volumes int, node string) {
 	b.Helper()
 	parallel(b, volumes, 256, func(i int) error {
-		_, err := n.RegisterVolume(b.Context(), claim.Volume{
+		_, err := cluster.Apply(b.Context(), n, &command.RegisterVolume{Volume: claim.Volume{
 			Definition: claim.Definition{
 				VolumeRef: volumeRef(i), Name: volumeRef(i).ID, PluginID: "local", ExternalID: volumeRef(i).ID,
 				Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
 			},
-		})
+		}})
 		if err != nil || node == "" {
 			return err
 		}
@@ -84,11 +84,14 @@ func claimAndFree(b *testing.B, n *cluster.Node, i int) time.Duration {
 	err := take(b.Context(), n, i, "a")
 	took := time.Since(at)
 	if err == nil {
-		_, err = n.EndRun(b.Context(), claim.Run{Ref: workloadRef(i)})
+		_, err = cluster.Apply(b.Context(), n, command.End(claim.Run{Ref: workloadRef(i)}))
 	}
 	if err == nil {
-		_, err = n.AdvanceClaims(b.Context(), "",
-			command.Advance{Volume: volumeRef(i), Workload: workloadRef(i), To: claim.Freed})
+		_, err = cluster.Apply(b.Context(), n,
+			&command.AdvanceClaims{Items: []command.Advance{{
+				Volume: volumeRef(i), Workload: workloadRef(i),
+				To: claim.Freed,
+			}}})
 	}
 	if err != nil {
 		b.Fatal(err)
@@ -97,9 +100,9 @@ func claimAndFree(b *testing.B, n *cluster.Node, i int) time.Duration {
 }
 
 func take(ctx context.Context, n *cluster.Node, i int, node string) error {
-	_, err := n.StartWorkload(ctx, claim.Run{Ref: workloadRef(i), Node: node}, []claim.Claim{{
+	_, err := cluster.Apply(ctx, n, command.Start(claim.Run{Ref: workloadRef(i), Node: node}, []claim.Claim{{
 		Volume: volumeRef(i), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
-	}})
+	}}))
 
 	return err
 }

@@ -159,7 +159,7 @@ var ledger = []mutant{
 	},
 	{
 		name: "decision-forwarded", promise: "what a deposed leader decided is not sent to its successor",
-		in: "cluster", decl: "Node.apply",
+		in: "cluster", decl: "Node.Apply",
 		old: "	if term, decides := ctx.Value(termKey{}).(uint64); decides {\n",
 		new: "	if term, decides := ctx.Value(termKey{}).(uint64); decides && term == 0 {\n",
 		pkg: clusterPkg, run: "^TestDecisionOfADeposedLeader$",

@@ -178,8 +178,8 @@ var workloads = []mutant{
 	{
 		name: "reconcile-skipped", promise: "a node that was away compares its workloads with the ledger",
 		in: "host/internal/workload", decl: "Manager.Reconcile",
-		old: "	m.dropLost(had, claims)\n	return m.endUnknown(ctx, standing)\n",
-		new: "	_, _ = had, claims\n	return m.endUnknown(ctx, standing)\n",
+		old: "	m.dropLost(had, on.Claims)\n	return m.endUnknown(ctx, on.Workloads)\n",
+		new: "	_ = had\n	return m.endUnknown(ctx, on.Workloads)\n",
 		pkg: workloadPkg, run: "^TestANodeComesBack$",
 	},
 	{
@@ -286,8 +286,8 @@ var workloads = []mutant{
 	{
 		name: "volumes-per-node-exceeded", promise: "a driver is never asked to take more volumes on a node than it takes",
 		in: "host/internal/workload/volumesteps", decl: "Steps.Claim",
-		old: "return started.Run, s.checkLimits(ctx, set, started.Run)",
-		new: "return started.Run, nil",
+		old: "return number, s.checkLimits(ctx, set, number)",
+		new: "return number, nil",
 		pkg: "./test/suite/e2e", run: "^TestVolumesPerNode$",
 	},
 	{

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	ledger "github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 )
 
@@ -50,15 +51,11 @@ func (h Here) Granted(ctx context.Context, secretHash string) (g ledger.Granted,
 }
 
 // Servers is a Finder for plain nodes: it asks the servers.
-type Servers struct {
-	Ledger interface {
-		Granted(ctx context.Context, secretHash string, b cluster.Blocking) (ledger.Granted, uint64, error)
-	}
-}
+type Servers struct{ Ledger cluster.Ledger }
 
 // Granted implements Finder.
 func (s Servers) Granted(ctx context.Context, secretHash string) (ledger.Granted, error) {
-	g, _, err := s.Ledger.Granted(ctx, secretHash, cluster.Blocking{})
+	g, _, err := cluster.Ask(ctx, s.Ledger, &command.QueryACL{SecretHash: secretHash}, cluster.Blocking{})
 	return g, err
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 	"github.com/pannier/pannier/host/internal/config"
@@ -190,7 +191,7 @@ type agent struct {
 	hosting     *hostservices.Services
 	plugins     *supervisor.Supervisor
 	catalog     *catalog.Catalog
-	ledger      ledger
+	ledger      cluster.Ledger
 	clusterID   func(ctx context.Context) (string, error) // fails until the cluster has been formed
 	tokens      *tokens.Authority
 	services    *services.Registrar

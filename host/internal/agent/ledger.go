@@ -7,28 +7,15 @@ import (
 	"sync"
 
 	"github.com/pannier/pannier/cluster"
-	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 	aclapi "github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/apiserver/operator"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
-	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
 )
-
-// ledger is the cluster's ledger: this agent's own (*cluster.Node), or the servers' (*cluster.Client).
-type ledger interface {
-	noderecord.Cluster
-	noderecord.Registry
-	NodeRecord(ctx context.Context, name string, b cluster.Blocking) (claim.Node, uint64, error)
-	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
-	Cluster(ctx context.Context, b cluster.Blocking) (claim.Cluster, uint64, error)
-	Granted(ctx context.Context, secretHash string, b cluster.Blocking) (acl.Granted, uint64, error)
-}
 
 // ledgerKeeper is an agent that keeps a ledger: standalone, or a server of a cluster.
 type ledgerKeeper struct {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
@@ -47,10 +48,10 @@ func (n *node) joinCluster(ctx context.Context) error {
 }
 
 func (n *node) openLedger(context.Context) error {
-	n.ledger = cluster.NewClient(n.servers)
+	n.ledger = n.servers
 	n.clusterID = once(func(ctx context.Context) (string, error) {
 		for b := (cluster.Blocking{Wait: time.Minute}); ; {
-			c, index, err := n.ledger.Cluster(ctx, b)
+			c, index, err := cluster.Ask(ctx, n.ledger, &command.QueryCluster{}, b)
 			if err != nil || c.ID != "" {
 				return c.ID, err
 			}

@@ -135,7 +135,7 @@ func (a *agent) workloadDeps() workload.Deps {
 		timeouts[c.Name] = c.IdentityTimeout
 	}
 	return workload.Deps{
-		Ledger: noderecord.Ledger{Cluster: a.ledger}, Drivers: a.drivers, Devices: a.devices,
+		Ledger: a.ledger, Drivers: a.drivers, Devices: a.devices,
 		Calls: a.driverCalls(), ReadSecret: config.ReadSecret, Events: a.events, Services: a.services,
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
 		SecretsDir: files, IdentityTimeout: timeouts, Traces: a.traces,
@@ -268,7 +268,7 @@ func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
 		}
 	}
 	if cfg.Ledger != nil {
-		back.Tokens = cfg.ACLs.Ledger
+		back.Ledger = cfg.ACLs.Ledger
 	}
 	a.doors.Open(back)
 	return nil

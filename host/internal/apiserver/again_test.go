@@ -13,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
@@ -94,12 +95,13 @@ func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Respo
 	lossy := &twice{to: transport, here: here, leads: here, seen: map[string]bool{}, lose: lose}
 	way := routeTo(lossy, reach{route.Member{Name: "leader", Addr: port.Addr().String(), Server: true}, lossy})
 	server := clustertest.Form(t, 1, clustertest.Options{}).Hosts()[0]
-	_, err = server.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
-		"fake": {
-			ID: "fake", Type: claim.Monolith, Healthy: true,
-			Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{},
-		},
-	}})
+	_, err = cluster.Apply(t.Context(), server,
+		&command.PutNode{Node: claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
+			"fake": {
+				ID: "fake", Type: claim.Monolith, Healthy: true,
+				Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{},
+			},
+		}}})
 	check.NoError(t, err)
 	leader := openHost(t, func(c *parts) {
 		c.Port, c.Ledger, c.SocketRoot = port, server.Node, true

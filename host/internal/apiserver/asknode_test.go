@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/acl"
@@ -259,7 +260,7 @@ func TestAskAnotherNodeWithFewRights(t *testing.T) {
 		check.NoError(t, errors.Join(stream.Err(), stream.Close()))
 	}
 	server.putNode(t, "bound")
-	_, err := server.ledger.SetNodeDuty(server.ctx, command.SetNodeDuty{Name: "bound", Namespaces: &[]string{"shop"}})
+	_, err := cluster.Apply(server.ctx, server.ledger, &command.SetNodeDuty{Name: "bound", Namespaces: &[]string{"shop"}})
 	check.NoError(t, err)
 	reader := mustCreate(t, server, "reader", readsAll)
 	for who, client := range map[string]*api.Client{

@@ -8,6 +8,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
@@ -96,7 +97,7 @@ namespace "prod" { capabilities = ["submit-workload", "csi-mount-volume"] }`)
 		t.Errorf("a deleted token: %v", err)
 	}
 
-	_, err = h.ledger.SetNodeDuty(h.ctx, command.SetNodeDuty{Name: "n2", Namespaces: &[]string{"dev"}})
+	_, err = cluster.Apply(h.ctx, h.ledger, &command.SetNodeDuty{Name: "n2", Namespaces: &[]string{"dev"}})
 	check.NoError(t, err)
 	_, err = c.MayStart(h.ctx, by(both), agents.Start{Ref: in("dev")})
 	check.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
@@ -76,12 +77,13 @@ func TestDeposedLeader(t *testing.T) {
 	}
 	servers := clustertest.Form(t, 3, clustertest.Options{})
 	leader, follower := servers.WaitLeader(t), servers.Follower(t)
-	_, err := leader.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
-		"fake": {
-			ID: "fake", Type: claim.Monolith, Healthy: true,
-			Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{},
-		},
-	}})
+	_, err := cluster.Apply(t.Context(), leader,
+		&command.PutNode{Node: claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
+			"fake": {
+				ID: "fake", Type: claim.Monolith, Healthy: true,
+				Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{},
+			},
+		}}})
 	check.NoError(t, err)
 
 	newPort, newLeader := listen("new")

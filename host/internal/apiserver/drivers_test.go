@@ -3,7 +3,9 @@ package apiserver
 import (
 	"testing"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -19,13 +21,14 @@ func TestADriverOnSeveralNodes(t *testing.T) {
 		return v.GetVolume()
 	}
 	before := get()
-	_, err = h.ledger.PutNode(h.ctx, claim.Node{Name: "n2", BootID: "1", Drivers: map[string]claim.NodeDriver{
-		"fake": {
-			ID: "fake", Type: claim.Monolith, Message: "it is down", Provider: "fake.example.com", Version: "1",
-			ControllerApart: &claim.DriverHealth{Healthy: true}, NodeID: "n2-at-fake", MaxVolumes: 7,
-			Controller: &claim.ControllerCapabilities{ListVolumes: true}, Node: &claim.NodeCapabilities{StageUnstage: true},
-		},
-	}})
+	_, err = cluster.Apply(h.ctx, h.ledger,
+		&command.PutNode{Node: claim.Node{Name: "n2", BootID: "1", Drivers: map[string]claim.NodeDriver{
+			"fake": {
+				ID: "fake", Type: claim.Monolith, Message: "it is down", Provider: "fake.example.com", Version: "1",
+				ControllerApart: &claim.DriverHealth{Healthy: true}, NodeID: "n2-at-fake", MaxVolumes: 7,
+				Controller: &claim.ControllerCapabilities{ListVolumes: true}, Node: &claim.NodeCapabilities{StageUnstage: true},
+			},
+		}}})
 	check.NoError(t, err)
 
 	got := check.Must(h.client.Drivers.GetDriver(h.ctx, &hostv1.GetDriverRequest{Id: "fake"}))(t)

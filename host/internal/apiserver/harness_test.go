@@ -445,7 +445,7 @@ func openHost(t *testing.T, change ...func(c *parts)) *host {
 	})
 	pseudo := devices.New(pseudoDevices{}, h.bus, log)
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
-		Ledger: noderecord.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls,
+		Ledger: h.ledger.Node, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls,
 		Events:  h.bus,
 		Secrets: unseal,
 		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin,

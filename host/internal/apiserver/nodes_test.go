@@ -8,6 +8,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -18,7 +19,8 @@ import (
 // putNode adds another node to the ledger.
 func (h *host) putNode(t *testing.T, name string) {
 	t.Helper()
-	_, err := h.ledger.PutNode(h.ctx, claim.Node{Name: name, BootID: "1", Attributes: map[string]string{"k": "v"}})
+	_, err := cluster.Apply(h.ctx, h.ledger,
+		&command.PutNode{Node: claim.Node{Name: name, BootID: "1", Attributes: map[string]string{"k": "v"}}})
 	check.NoError(t, err)
 }
 
@@ -33,15 +35,15 @@ func TestNodes(t *testing.T) {
 	}
 	_, err := h.client.Nodes.SetNodeEligibility(h.ctx, &hostv1.SetNodeEligibilityRequest{Name: "n2"})
 	check.NoError(t, err)
-	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"},
-		nil)
+	_, err = cluster.Apply(h.ctx, h.ledger,
+		command.Start(claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"}, nil))
 	if !errors.Is(err, claim.ErrIneligible) {
 		t.Errorf("a workload starts on a node that takes none: %v", err)
 	}
 	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, &hostv1.SetNodeEligibilityRequest{Name: "n2", Eligible: true})
 	check.NoError(t, err)
-	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"},
-		nil)
+	_, err = cluster.Apply(h.ctx, h.ledger,
+		command.Start(claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"}, nil))
 	check.NoError(t, err)
 
 	bind := func(namespaces ...string) []string {
@@ -55,8 +57,8 @@ func TestNodes(t *testing.T) {
 		t.Errorf("bound to %q", got)
 	}
 	h.putNode(t, "n2")
-	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "x"}, Node: "n2"},
-		nil)
+	_, err = cluster.Apply(h.ctx, h.ledger,
+		command.Start(claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "x"}, Node: "n2"}, nil))
 	if !errors.Is(err, claim.ErrUnbound) {
 		t.Errorf("a workload of another namespace starts on a bound node: %v", err)
 	}
@@ -111,9 +113,9 @@ func TestAPurgeTakesBackWhatIsInConsul(t *testing.T) {
 	}
 	down := func() {
 		t.Helper()
-		_, err := h.ledger.PutNode(h.ctx, claim.Node{Name: "n2"})
+		_, err := cluster.Apply(h.ctx, h.ledger, &command.PutNode{Node: claim.Node{Name: "n2"}})
 		check.NoError(t, err)
-		_, err = h.ledger.SetNodeStatus(h.ctx, "n2", claim.NodeDown, "")
+		_, err = cluster.SetNodeStatus(h.ctx, h.ledger, "n2", claim.NodeDown, "")
 		check.NoError(t, err)
 	}
 	down()
@@ -141,19 +143,18 @@ func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 	h := openHost(t)
 	h.putNode(t, "n2")
 	volume := claim.VolumeRef{Namespace: "default", ID: "v"}
-	_, err := h.ledger.RegisterVolume(h.ctx, claim.Volume{
+	_, err := cluster.Apply(h.ctx, h.ledger, &command.RegisterVolume{Volume: claim.Volume{
 		Definition: claim.Definition{
 			VolumeRef: volume, Name: "v", PluginID: "d", ExternalID: "x",
 			Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
 		},
-	})
+	}})
 	check.NoError(t, err)
 	w := claim.WorkloadRef{Namespace: "default", ID: "w"}
-	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: w, Node: "n2"},
-		[]claim.Claim{{
-			Volume: volume, Mode: claim.Write, AccessMode: claim.SingleNodeWriter,
-			AttachmentMode: claim.FileSystem,
-		}})
+	_, err = cluster.Apply(h.ctx, h.ledger, command.Start(claim.Run{Ref: w, Node: "n2"}, []claim.Claim{{
+		Volume: volume, Mode: claim.Write, AccessMode: claim.SingleNodeWriter,
+		AttachmentMode: claim.FileSystem,
+	}}))
 	check.NoError(t, err)
 	purged := make(chan error, 1)
 	go func() {
@@ -172,7 +173,8 @@ func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 		}
 	}
 	h.putNode(t, "n2")
-	_, err = h.ledger.AdvanceClaims(h.ctx, "", command.Advance{Volume: volume, Workload: w, To: claim.Freed})
+	_, err = cluster.Apply(h.ctx, h.ledger,
+		&command.AdvanceClaims{Items: []command.Advance{{Volume: volume, Workload: w, To: claim.Freed}}})
 	check.NoError(t, err)
 	wantError(t, <-purged, connect.CodeFailedPrecondition, `"n2"`, "come back")
 	_, err = h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"})
@@ -193,7 +195,7 @@ func TestANodeThatIsHeardFromIsNotPurged(t *testing.T) {
 		_, err := h.client.Nodes.PurgeNode(h.ctx, &hostv1.PurgeNodeRequest{Name: name, Force: true})
 		wantError(t, err, connect.CodeFailedPrecondition, "heard from", "pannier node drain")
 	}
-	_, err := h.ledger.SetNodeStatus(h.ctx, "n3", claim.NodeDisconnected, "")
+	_, err := cluster.SetNodeStatus(h.ctx, h.ledger, "n3", claim.NodeDisconnected, "")
 	check.NoError(t, err)
 	_, err = h.client.Nodes.PurgeNode(h.ctx, &hostv1.PurgeNodeRequest{Name: "n3", Force: true})
 	check.NoError(t, err)

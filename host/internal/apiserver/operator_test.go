@@ -9,8 +9,10 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -103,17 +105,17 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 		t.Errorf("a damaged snapshot has changed the ledger: %v", err)
 	}
 	held := claim.WorkloadRef{Namespace: "default", ID: "db"}
-	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: held, Node: "n2"}, []claim.Claim{{
+	_, err = cluster.Apply(h.ctx, h.ledger, command.Start(claim.Run{Ref: held, Node: "n2"}, []claim.Claim{{
 		Volume: claim.VolumeRef{
 			Namespace: "default",
 			ID:        "lost",
 		}, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
-	}})
+	}}))
 
 	check.NoError(t, err)
 	_, err = h.restore(saved.Bytes())
 	wantError(t, err, connect.CodeFailedPrecondition, `"db"`, `"lost"`, `"n2"`, "pannier node drain")
-	_, err = h.ledger.DeregisterVolume(h.ctx, claim.VolumeRef{Namespace: "default", ID: "lost"}, true)
+	_, err = cluster.DeregisterVolume(h.ctx, h.ledger, claim.VolumeRef{Namespace: "default", ID: "lost"}, true)
 	check.NoError(t, err)
 	back, err := h.restore(saved.Bytes())
 	check.NoError(t, err)

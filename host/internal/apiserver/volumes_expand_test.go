@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -52,10 +53,10 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 	others := &nodesFake{}
 	h := openHost(t, func(c *parts) { c.Nodes = others })
 	h.create(t, spec("mysql"))
-	_, err := h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "db"}, Node: "n2"},
-		[]claim.Claim{{
+	_, err := cluster.Apply(h.ctx, h.ledger,
+		command.Start(claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "db"}, Node: "n2"}, []claim.Claim{{
 			Volume: volumeOf("mysql"), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
-		}})
+		}}))
 
 	check.NoError(t, err)
 
@@ -80,11 +81,10 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 
 	// A node without claims is not asked.
 	others.set(nil)
-	_, err = h.ledger.AdvanceClaims(h.ctx, "",
-		command.Advance{
-			Volume: volumeOf("mysql"), Workload: claim.WorkloadRef{Namespace: "default", ID: "db"},
-			To: claim.NodeDetached,
-		})
+	_, err = cluster.Apply(h.ctx, h.ledger, &command.AdvanceClaims{Items: []command.Advance{{
+		Volume: volumeOf("mysql"), Workload: claim.WorkloadRef{Namespace: "default", ID: "db"},
+		To: claim.NodeDetached,
+	}}})
 	check.NoError(t, err)
 	_, err = h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 4 << 20})
 	check.NoError(t, err)

@@ -6,6 +6,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -55,9 +56,9 @@ func TestVolumesByState(t *testing.T) {
 	}
 	h.start(t, "web", "taken")
 	h.start(t, "db", "leaving")
-	_, err := h.ledger.AdvanceClaims(h.ctx, "", command.Advance{
+	_, err := cluster.Apply(h.ctx, h.ledger, &command.AdvanceClaims{Items: []command.Advance{{
 		Volume: volumeOf("leaving"), Workload: claim.WorkloadRef{Namespace: "default", ID: "db"}, To: claim.Unpublishing,
-	})
+	}}})
 	check.NoError(t, err)
 	for state, want := range map[string][]string{
 		"": {"free", "leaving", "taken"}, "free": {"free"}, "taken": {"leaving", "taken"}, "releasing": {"leaving"},

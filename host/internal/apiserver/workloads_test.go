@@ -36,12 +36,12 @@ type brokenLedger struct {
 	failNext bool
 }
 
-func (l *brokenLedger) RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error) {
-	if l.failNext {
+func (l *brokenLedger) Apply(ctx context.Context, c command.Command) (any, error) {
+	if _, registers := c.(*command.RegisterVolume); registers && l.failNext {
 		l.failNext = false
-		return command.RegisterVolumeResult{}, command.ErrUncertain
+		return nil, command.ErrUncertain
 	}
-	return l.Ledger.RegisterVolume(ctx, v)
+	return l.Ledger.Apply(ctx, c)
 }
 
 func volumeOf(id string) claim.VolumeRef { return claim.VolumeRef{Namespace: "default", ID: id} }

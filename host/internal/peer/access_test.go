@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/peer/pki"
@@ -93,11 +94,11 @@ func TestAMaliciousNode(t *testing.T) {
 		ID: "11111111-2222-3333-4444-555555555555", Workload: ref("db"), Node: "good", Service: "db",
 		Consul: "default",
 	}
-	started, err := good.client().StartWorkload(within(t), claim.Run{Ref: ref("db"), Node: "good"},
-		[]claim.Claim{wants(v)}, token)
+	started, err := cluster.Apply(within(t), good.Servers,
+		command.Start(claim.Run{Ref: ref("db"), Node: "good"}, []claim.Claim{wants(v)}, token))
 	must(t, err)
 	held := started.Claims[0]
-	before, _, err := good.client().OnNode(within(t), "good", command.Blocking{})
+	before, _, err := cluster.Ask(within(t), good.Servers, &command.QueryOnNode{Node: "good"}, command.Blocking{})
 	must(t, err)
 
 	entry := func(c command.Command) []byte {
@@ -282,7 +283,7 @@ func TestAMaliciousNode(t *testing.T) {
 		})
 	}
 
-	after, _, err := good.client().OnNode(within(t), "good", command.Blocking{})
+	after, _, err := cluster.Ask(within(t), good.Servers, &command.QueryOnNode{Node: "good"}, command.Blocking{})
 	if err != nil || fmt.Sprint(before) != fmt.Sprint(after) {
 		t.Errorf("the ledger has changed: %+v, %v", after, err)
 	}
@@ -313,7 +314,7 @@ func TestMachineOfTheSameName(t *testing.T) {
 		if a == n1 {
 			claims = []claim.Claim{wants(v)}
 		}
-		_, err := a.client().StartWorkload(within(t), run, claims)
+		_, err := cluster.Apply(within(t), a.Servers, command.Start(run, claims))
 		must(t, err)
 
 		end, err := command.Encode(&command.EndWorkload{Ref: run.Ref, Node: a.name})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/workload/onbehalf"
 )
@@ -60,9 +61,10 @@ func TestCallersOfANode(t *testing.T) {
 	must(t, err)
 	leader.leader.Keys, leader.leader.Callers = sealer, d
 	n1, n2 := w.agents["n1"], w.agents["n2"]
-	client := n1.client()
+	client := n1.Servers
 	for _, a := range []*agent{n1, n2} {
-		_, err := a.client().PutNode(within(t), claim.Node{Name: a.name, BootID: "b", SecretHash: a.secret.Hash()})
+		_, err := cluster.Apply(within(t), a.Servers,
+			&command.PutNode{Node: claim.Node{Name: a.name, BootID: "b", SecretHash: a.secret.Hash()}})
 		must(t, err)
 	}
 	nobody, good := within(t), onbehalf.With(within(t), onbehalf.New("good", nil))
@@ -77,13 +79,13 @@ func TestCallersOfANode(t *testing.T) {
 	run := claim.Run{Ref: ref("w"), Node: "n1", ID: "run-1"}
 	token := claim.Token{ID: "00000000-0000-4000-8000-000000000001", Service: "web", Consul: "default"}
 	start := func(ctx context.Context, claims ...claim.Claim) error {
-		_, err := client.StartWorkload(ctx, run, claims, token)
+		_, err := cluster.Apply(ctx, client, command.Start(run, claims, token))
 		return err
 	}
 	refused("a start without a caller", start(nobody, wants(v)))
 	refused("a start for another caller", start(onbehalf.With(nobody, onbehalf.New("bad", nil)), wants(v)))
 	look := func(ctx context.Context, v claim.Volume) error {
-		_, _, err := client.Volume(ctx, v.VolumeRef, cluster.Blocking{})
+		_, _, err := cluster.Ask(ctx, client, &command.QueryVolume{Ref: v.VolumeRef}, cluster.Blocking{})
 		return err
 	}
 	refused("a look at a volume", look(nobody, v))
@@ -114,34 +116,37 @@ func TestCallersOfANode(t *testing.T) {
 	again := claim.Run{Ref: ref("again"), Node: "n1", ID: "run-2"}
 	second := token
 	second.ID = "00000000-0000-4000-8000-000000000003"
-	_, err = client.StartWorkload(good, again, nil, second)
+	_, err = cluster.Apply(good, client, command.Start(again, nil, second))
 	must(t, err)
 	must(t, intend(nobody, "web")) // another token for the same service
 	refused("another service", intend(nobody, "payments"))
 
 	// Another node's workload.
 	theirs := claim.Run{Ref: ref("theirs"), Node: "n2", ID: "run-3"}
-	_, err = n2.client().StartWorkload(good, theirs, []claim.Claim{wants(other)})
+	_, err = cluster.Apply(good, n2.Servers, command.Start(theirs, []claim.Claim{wants(other)}))
 	must(t, err)
-	if _, _, err := client.Workload(nobody, theirs.Ref, cluster.Blocking{}); !errors.Is(err, claim.ErrWorkloadNotFound) {
+	if _, _, err := cluster.Ask(nobody, client,
+		&command.QueryWorkload{Ref: theirs.Ref}, cluster.Blocking{}); !errors.Is(err, claim.ErrWorkloadNotFound) {
 		t.Errorf("another node's workload: %v", err)
 	}
-	if claims, _, err := client.ClaimsOf(nobody, theirs.Ref, cluster.Blocking{}); err != nil || len(claims) > 0 {
+	if claims, _, err := cluster.Ask(nobody, client,
+		&command.QueryClaims{Workload: theirs.Ref}, cluster.Blocking{}); err != nil || len(claims) > 0 {
 		t.Errorf("another node's claims: %v, %v", claims, err)
 	}
 
 	// A wait gets a statement that counts for this run only.
 	waits := claim.Run{Ref: ref("waits"), Node: "n1", ID: "run-4"}
 	caller := onbehalf.New("good", nil)
-	_, err = client.AwaitWorkload(nobody, waits, []claim.WorkloadRef{theirs.Ref})
+	_, err = cluster.Apply(nobody, client, command.Await(waits, []claim.WorkloadRef{theirs.Ref}))
 	refused("a wait", err)
-	_, err = client.AwaitWorkload(onbehalf.With(nobody, caller), waits, []claim.WorkloadRef{theirs.Ref})
+	_, err = cluster.Apply(onbehalf.With(nobody, caller), client, command.Await(waits, []claim.WorkloadRef{theirs.Ref}))
 	must(t, err)
-	found, _, err := client.Workload(nobody, theirs.Ref, cluster.Blocking{})
+	found, _, err := cluster.Ask(nobody, client, &command.QueryWorkload{Ref: theirs.Ref}, cluster.Blocking{})
 	if err != nil || found.Node != "n2" || found.RunID != "" {
 		t.Errorf("a workload that is waited for: %+v, %v", found, err)
 	}
-	if claims, _, err := client.ClaimsOf(nobody, theirs.Ref, cluster.Blocking{}); err != nil || len(claims) != 1 {
+	if claims, _, err := cluster.Ask(nobody, client,
+		&command.QueryClaims{Workload: theirs.Ref}, cluster.Blocking{}); err != nil || len(claims) != 1 {
 		t.Errorf("its claims: %v, %v", claims, err)
 	}
 	refused("a stop of it", n1.StopWorkload(nobody, "", theirs.Ref, "replaced"))
@@ -154,13 +159,13 @@ func TestCallersOfANode(t *testing.T) {
 		"another workload": {Ref: ref("elsewhere"), Node: "n1", ID: waits.ID},
 		"another run":      {Ref: waits.Ref, Node: "n1", ID: "run-5"},
 	} {
-		_, err := client.StartWorkload(later, run, nil)
+		_, err := cluster.Apply(later, client, command.Start(run, nil))
 		refused(what, err)
 	}
-	_, err = n2.client().StartWorkload(later, claim.Run{Ref: waits.Ref, Node: "n2", ID: waits.ID}, nil)
+	_, err = cluster.Apply(later, n2.Servers, command.Start(claim.Run{Ref: waits.Ref, Node: "n2", ID: waits.ID}, nil))
 	refused("another node", err)
 	must(t, n1.StopWorkload(later, "", theirs.Ref, "replaced"))
-	_, err = client.StartWorkload(later, waits, nil)
+	_, err = cluster.Apply(later, client, command.Start(waits, nil))
 	must(t, err)
 }
 
@@ -168,20 +173,21 @@ func TestCallersOfANode(t *testing.T) {
 func TestNodeWithoutAVersionIsChecked(t *testing.T) {
 	w := form(t, 1, "n1")
 	leader := w.leader(t)
-	client := w.agents["n1"].client()
+	client := w.agents["n1"].Servers
 	for n, attributes := range []map[string]string{nil, {claim.LevelAttribute: ""}, {claim.LevelAttribute: "0"}} {
 		leader.leader.Callers = nil // as before ACLs were turned on
-		_, err := client.PutNode(within(t), claim.Node{
+		_, err := cluster.Apply(within(t), client, &command.PutNode{Node: claim.Node{
 			Name: "n1", BootID: "b", SecretHash: w.agents["n1"].secret.Hash(), Attributes: attributes,
-		})
+		}})
 		must(t, err)
 		leader.leader.Callers = &door{}
 		run := claim.Run{Ref: ref(fmt.Sprint("w", n)), Node: "n1", ID: fmt.Sprint("run-", n)}
-		if _, err := client.StartWorkload(within(t), run, nil); !errors.Is(err, ErrDenied) {
+		if _, err := cluster.Apply(within(t), client, command.Start(run, nil)); !errors.Is(err, ErrDenied) {
 			t.Errorf("a node with %v starts a workload for nobody: %v", attributes, err)
 		}
 		volume := claim.VolumeRef{Namespace: "default", ID: "none"}
-		if _, _, err := client.Volume(within(t), volume, cluster.Blocking{}); !errors.Is(err, ErrDenied) {
+		if _, _, err := cluster.Ask(within(t), client,
+			&command.QueryVolume{Ref: volume}, cluster.Blocking{}); !errors.Is(err, ErrDenied) {
 			t.Errorf("a node with %v looks at a volume for nobody: %v", attributes, err)
 		}
 	}

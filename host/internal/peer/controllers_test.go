@@ -14,7 +14,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -90,7 +92,8 @@ func TestControllersOnNodes(t *testing.T) {
 		p := grow(t, name, shared, topology)
 		plants[name] = p
 		a := w.add(t, name, pki.Node, nil, func(a *agent) { a.node.Calls = p.calls })
-		_, err := a.client().PutNode(within(t), claim.Node{Name: name, SecretHash: a.secret.Hash(), Drivers: p.record(t)})
+		_, err := cluster.Apply(within(t), a.Servers,
+			&command.PutNode{Node: claim.Node{Name: name, SecretHash: a.secret.Hash(), Drivers: p.record(t)}})
 		must(t, err)
 	}
 	leader := w.leader(t)
@@ -114,14 +117,15 @@ func TestControllersOnNodes(t *testing.T) {
 		},
 	})
 	must(t, err)
-	_, err = ledger.RegisterVolume(within(t), v)
+	_, err = cluster.Apply(within(t), ledger, &command.RegisterVolume{Volume: v})
 	must(t, err)
 	n1 := w.agents["n1"]
 	capability := claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}
 	if _, err := n1.Attach(within(t), v, capability, "n1"); !errors.Is(err, ErrDenied) {
 		t.Errorf("without a claim: %v", err)
 	}
-	_, err = n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)})
+	_, err = cluster.Apply(within(t), n1.Servers,
+		command.Start(claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)}))
 	must(t, err)
 	other := capability
 	other.AccessMode = claim.MultiNodeMultiWriter

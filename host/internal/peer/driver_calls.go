@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
@@ -46,7 +47,11 @@ func (d driverCalls) forward(ctx context.Context, m grpc.MethodDesc, req any) (r
 			of.Endpoint = found.Endpoint
 			var plugin served
 			storage.Plugin(c).Register(&plugin)
-			resp, err = m.Handler(plugin.server, ctx, func(in any) error { return assign(in, req) }, nil)
+			resp, err = m.Handler(plugin.server, ctx, func(in any) error {
+				proto.Merge(in.(proto.Message),
+					req.(proto.Message)) //nolint:forcetypeassert // both are the call's request
+				return nil
+			}, nil)
 			return err
 		})
 	if errors.Is(err, drivers.ErrNotFound) {

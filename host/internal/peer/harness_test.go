@@ -17,6 +17,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
@@ -189,13 +190,11 @@ func (w *world) member(name string) (route.Member, bool) {
 // leader returns the agent that leads.
 func (w *world) leader(t *testing.T) *agent { return w.agents[w.servers.WaitLeader(t).Name] }
 
-// client is an agent's way to the ledger.
-func (a *agent) client() *cluster.Client { return cluster.NewClient(a.Servers) }
-
 // register puts the agent's node record.
 func (a *agent) register(t *testing.T) {
 	t.Helper()
-	_, err := a.client().PutNode(within(t), claim.Node{Name: a.name, BootID: "b", SecretHash: a.secret.Hash()})
+	_, err := cluster.Apply(within(t), a.Servers,
+		&command.PutNode{Node: claim.Node{Name: a.name, BootID: "b", SecretHash: a.secret.Hash()}})
 	must(t, err)
 }
 
@@ -208,7 +207,7 @@ var writer = claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode
 // volume registers a volume that has secrets.
 func (w *world) volume(t *testing.T, id, driver string) claim.Volume {
 	t.Helper()
-	result, err := w.leader(t).client().RegisterVolume(within(t), claim.Volume{
+	result, err := cluster.Apply(within(t), w.leader(t).Servers, &command.RegisterVolume{Volume: claim.Volume{
 		Definition: claim.Definition{
 			VolumeRef: claim.VolumeRef{
 				Namespace: claim.DefaultNamespace,
@@ -216,7 +215,7 @@ func (w *world) volume(t *testing.T, id, driver string) claim.Volume {
 			}, Name: id, PluginID: driver, ExternalID: "ext-" + id,
 			Capabilities: []claim.Capability{writer},
 		}, SealedSecrets: []byte("sealed"),
-	})
+	}})
 	must(t, err)
 	return result.Volume
 }

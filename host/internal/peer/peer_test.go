@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	_ cluster.Remote      = &Servers{}
+	_ cluster.Ledger      = &Servers{}
 	_ lease.Servers       = &Servers{}
 	_ workload.Nodes      = &Servers{}
 	_ servicesteps.Tokens = NodeTokens{}
@@ -35,16 +35,19 @@ func TestEveryAgentReachesTheLeader(t *testing.T) {
 	v, free := w.volume(t, "v", "d"), w.volume(t, "free", "d")
 	n1 := w.agents["n1"]
 	n1.register(t)
-	_, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)})
+	_, err := cluster.Apply(within(t), n1.Servers,
+		command.Start(claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)}))
 	must(t, err)
 	follower := w.agents[w.servers.Follower(t).Name]
 	var refused *claim.Refusal
-	if _, err := follower.client().StartWorkload(within(t), claim.Run{Ref: ref("b"), Node: follower.name},
-		[]claim.Claim{wants(v)}); !errors.As(err, &refused) ||
+	if _, err := cluster.Apply(within(t), follower.Servers,
+		command.Start(claim.Run{Ref: ref("b"), Node: follower.name}, []claim.Claim{wants(v)})); !errors.As(err,
+		&refused) ||
 		!errors.Is(err, claim.ErrHeld) || refused.Holders[0].Workload != ref("a") {
 		t.Errorf("a refusal on its way: %v", err)
 	}
-	if _, _, err := n1.client().Volume(within(t), claim.VolumeRef{Namespace: "default", ID: "none"},
+	if _, _, err := cluster.Ask(within(t), n1.Servers,
+		&command.QueryVolume{Ref: claim.VolumeRef{Namespace: "default", ID: "none"}},
 		cluster.Blocking{}); !errors.Is(err, claim.ErrVolumeNotFound) {
 		t.Errorf("no volume: %v", err)
 	}
@@ -52,11 +55,12 @@ func TestEveryAgentReachesTheLeader(t *testing.T) {
 	old := w.servers.WaitLeader(t)
 	must(t, w.agents[old.Name].close())
 	old.Stop(t)
-	if _, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("c"), Node: "n1"},
-		[]claim.Claim{wants(free)}); err != nil {
+	if _, err := cluster.Apply(within(t), n1.Servers,
+		command.Start(claim.Run{Ref: ref("c"), Node: "n1"}, []claim.Claim{wants(free)})); err != nil {
 		t.Errorf("after the leader's end: %v", err)
 	}
-	if on, _, err := n1.client().OnNode(within(t), "n1", cluster.Blocking{}); err != nil || len(on.Claims) != 2 {
+	if on, _, err := cluster.Ask(within(t), n1.Servers,
+		&command.QueryOnNode{Node: "n1"}, cluster.Blocking{}); err != nil || len(on.Claims) != 2 {
 		t.Errorf("%+v, %v", on, err)
 	}
 }
@@ -71,14 +75,16 @@ func TestNoServerLeads(t *testing.T) {
 	must(t, server.port.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	_, _, err := n1.client().Volume(ctx, claim.VolumeRef{Namespace: "default", ID: "v"}, cluster.Blocking{})
+	_, _, err := cluster.Ask(ctx, n1.Servers,
+		&command.QueryVolume{Ref: claim.VolumeRef{Namespace: "default", ID: "v"}}, cluster.Blocking{})
 	if !errors.Is(err, command.ErrNotLeader) || !errors.Is(err, context.DeadlineExceeded) ||
 		status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "server-1": `) {
 		t.Errorf("a query: %v", err)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	if _, err := n1.client().EndRun(ctx, claim.Run{Ref: ref("a"), Node: "n1"}); !errors.Is(err, command.ErrUncertain) {
+	if _, err := cluster.Apply(ctx, n1.Servers,
+		command.End(claim.Run{Ref: ref("a"), Node: "n1"})); !errors.Is(err, command.ErrUncertain) {
 		t.Errorf("a command: %v", err)
 	}
 	alone := NewServers(ServersConfig{
@@ -138,7 +144,8 @@ func TestSecretsOnlyWithAClaim(t *testing.T) {
 	if _, err := n1.VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) || !errors.Is(err, claim.ErrClaimNotFound) {
 		t.Errorf("before: %v", err)
 	}
-	started, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)})
+	started, err := cluster.Apply(within(t), n1.Servers,
+		command.Start(claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)}))
 	must(t, err)
 	if got, err := n1.VolumeSecrets(within(t), v); err != nil || got["password"] != "of v" {
 		t.Errorf("%v, %v", got, err)
@@ -146,7 +153,8 @@ func TestSecretsOnlyWithAClaim(t *testing.T) {
 	if _, err := w.leader(t).VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) {
 		t.Errorf("the leader's own node has no claim: %v", err)
 	}
-	_, err = n1.client().EndRun(within(t), claim.Run{Ref: ref("a"), Node: "n1", Index: started.Workload.CreateIndex})
+	_, err = cluster.Apply(within(t), n1.Servers,
+		command.End(claim.Run{Ref: ref("a"), Node: "n1", Index: started.Workload.CreateIndex}))
 	must(t, err)
 	if _, err := n1.VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) {
 		t.Errorf("on its way out: %v", err)
@@ -161,7 +169,7 @@ func TestTokensThroughTheLeader(t *testing.T) {
 		ID: "11111111-2222-3333-4444-555555555555", Workload: ref("a"), Node: "n1", Service: "a",
 		Consul: "default",
 	}
-	_, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, nil, token)
+	_, err := cluster.Apply(within(t), n1.Servers, command.Start(claim.Run{Ref: ref("a"), Node: "n1"}, nil, token))
 	must(t, err)
 	tokens := NodeTokens{Servers: n1.Servers}
 	must(t, tokens.Intend(within(t), token))
@@ -274,13 +282,13 @@ func TestReplacing(t *testing.T) {
 	n1, n2 := w.agents["n1"], w.agents["n2"]
 	n1.register(t)
 	n2.register(t)
-	_, err := n2.client().StartWorkload(within(t), claim.Run{Ref: ref("old"), Node: "n2"}, nil)
+	_, err := cluster.Apply(within(t), n2.Servers, command.Start(claim.Run{Ref: ref("old"), Node: "n2"}, nil))
 	must(t, err)
 	if err := n1.StopWorkload(within(t), "n2", ref("old"), "replaced"); !errors.Is(err, ErrDenied) {
 		t.Errorf("none waits: %v", err)
 	}
-	_, err = n1.client().AwaitWorkload(within(t), claim.Run{Ref: ref("new"), Node: "n1"},
-		[]claim.WorkloadRef{ref("old"), ref("never")})
+	_, err = cluster.Apply(within(t), n1.Servers,
+		command.Await(claim.Run{Ref: ref("new"), Node: "n1"}, []claim.WorkloadRef{ref("old"), ref("never")}))
 	must(t, err)
 	must(t, n1.StopWorkload(within(t), "n2", ref("old"), "replaced"))
 	must(t, n1.StopWorkload(within(t), "n2", ref("never"), "replaced"))
@@ -317,7 +325,7 @@ func TestLeaderServesItsOwnNode(t *testing.T) {
 		Consul: "default",
 	}
 	for _, run := range []claim.Run{{Ref: ref("here"), Node: leader.name}, {Ref: ref("there"), Node: "n1"}} {
-		_, err := leader.client().StartWorkload(within(t), run, nil)
+		_, err := cluster.Apply(within(t), leader.Servers, command.Start(run, nil))
 		must(t, err)
 	}
 	must(t, NodeTokens{Servers: leader.Servers}.Intend(within(t), token))
@@ -328,8 +336,8 @@ func TestLeaderServesItsOwnNode(t *testing.T) {
 	if err := leader.StopWorkload(within(t), "", ref("there"), "replaced"); !errors.Is(err, ErrDenied) {
 		t.Errorf("none waits: %v", err)
 	}
-	_, err := leader.client().AwaitWorkload(within(t), claim.Run{Ref: ref("new"), Node: leader.name},
-		[]claim.WorkloadRef{ref("here"), ref("there")})
+	_, err := cluster.Apply(within(t), leader.Servers,
+		command.Await(claim.Run{Ref: ref("new"), Node: leader.name}, []claim.WorkloadRef{ref("here"), ref("there")}))
 	must(t, err)
 	for a, stops := range map[*agent]string{leader: "here", n1: "there"} {
 		must(t, leader.StopWorkload(within(t), "", ref(stops), "replaced"))

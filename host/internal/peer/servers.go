@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
@@ -94,10 +92,15 @@ func (s *Servers) SetLocal(l *Leader) {
 	s.Router.SetLocal(l.Ledger)
 }
 
-// Apply sends a command to the leader (cluster.Remote). The command is sent again if it may not have been applied, so
-// it must have a key. Errors when ctx ends first: command.ErrUncertain, or command.ErrNotLeader if it was certainly
-// not applied.
+// Apply sends a command to the leader (cluster.Ledger). The command is sent again under its key if it may not have been
+// applied. Errors when ctx ends first: command.ErrUncertain, or command.ErrNotLeader if it was certainly not applied.
 func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	if err := cluster.SetKey(ctx, c); err != nil {
+		return nil, err
+	}
 	entry, err := command.Encode(c)
 	if err != nil {
 		return nil, err
@@ -108,7 +111,7 @@ func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err
 			result, err = l.Ledger.ApplyFor(ctx, c)
 			return err
 		},
-		func(ctx context.Context, to service) (err error) {
+		func(ctx context.Context, to peerv1.ServersServiceClient) (err error) {
 			ctx, span := tracing.Span(ctx, "forward to the leader", tracing.Node.String(s.cfg.Name))
 			defer func() { tracing.End(span, err) }()
 			resp, err := to.Apply(ctx, &peerv1.ApplyRequest{Node: s.cfg.Name, Entry: entry})
@@ -122,8 +125,8 @@ func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err
 	return command.DecodeOutcome(c, outcome)
 }
 
-// Query sends a query to the leader (cluster.Remote). The error is command.ErrNotLeader if ctx ends first.
-func (s *Servers) Query(ctx context.Context, q command.Query) (answer any, index uint64, err error) {
+// Ask sends a query to the leader (cluster.Ledger). The error is command.ErrNotLeader if ctx ends first.
+func (s *Servers) Ask(ctx context.Context, q command.Query) (answer any, index uint64, err error) {
 	query, err := command.EncodeQuery(q)
 	if err != nil {
 		return nil, 0, err
@@ -134,7 +137,7 @@ func (s *Servers) Query(ctx context.Context, q command.Query) (answer any, index
 			answer, index, err = l.Ledger.AnswerQuery(ctx, q)
 			return err
 		},
-		func(ctx context.Context, to service) error {
+		func(ctx context.Context, to peerv1.ServersServiceClient) error {
 			resp, err := to.Query(ctx, &peerv1.QueryRequest{Node: s.cfg.Name, Query: query})
 			encoded = resp.GetAnswer()
 			return err
@@ -145,16 +148,11 @@ func (s *Servers) Query(ctx context.Context, q command.Query) (answer any, index
 	return command.DecodeAnswer(q, encoded)
 }
 
-// service calls one server over its connection.
-type service struct {
-	peerv1.ServersServiceClient
-	conn *grpc.ClientConn
-}
-
 // do makes one call on the leader: this server, or another one. changes says that it may have its effect even if no
 // answer arrives.
 func (s *Servers) do(ctx context.Context, timeout time.Duration, changes bool,
-	here func(ctx context.Context, l *Leader) error, there func(ctx context.Context, to service) error,
+	here func(ctx context.Context, l *Leader) error, there func(ctx context.Context,
+		to peerv1.ServersServiceClient) error,
 ) error {
 	return s.Do(ctx, route.Call{
 		Timeout: timeout,
@@ -171,13 +169,13 @@ func (s *Servers) do(ctx context.Context, timeout time.Duration, changes bool,
 
 // call makes one call on a server. The error is its answer, or a *route.NotLeader.
 func (s *Servers) call(ctx context.Context, m route.Member, changes bool,
-	there func(ctx context.Context, to service) error,
+	there func(ctx context.Context, to peerv1.ServersServiceClient) error,
 ) error {
 	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)
 	if err != nil {
 		err = status.Error(codes.Unavailable, err.Error())
 	} else {
-		err = there(s.identify(ctx), service{peerv1.NewServersServiceClient(conn), conn})
+		err = there(s.identify(ctx), peerv1.NewServersServiceClient(conn))
 	}
 	if isAnswer(err) {
 		return received(err)
@@ -209,70 +207,34 @@ func (s *Servers) probe(ctx context.Context, m route.Member) error {
 	if err != nil {
 		return err
 	}
-	return s.call(ctx, m, false, func(ctx context.Context, to service) error {
+	return s.call(ctx, m, false, func(ctx context.Context, to peerv1.ServersServiceClient) error {
 		_, err := to.Query(ctx, &peerv1.QueryRequest{Node: s.cfg.Name, Query: query})
 		return err
 	})
 }
 
-// leader returns a client of the leader. timeout bounds each attempt at another server.
-func (s *Servers) leader(timeout time.Duration) peerv1.ServersServiceClient {
-	return peerv1.NewServersServiceClient(leaderConn{s, timeout})
-}
-
-// leaderConn makes calls on the leader. All of them may be repeated.
-type leaderConn struct {
-	servers *Servers
-	timeout time.Duration
-}
-
-// Invoke makes one call.
-func (c leaderConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	return c.servers.do(ctx, c.timeout, false,
-		func(ctx context.Context, l *Leader) error {
-			return invoke(ctx, serversService{leader: l}, method, args, reply)
+// onLeader makes a call that may be repeated on the leader: this server, or another one. timeout bounds each attempt at
+// another server.
+func onLeader[Q, A any](ctx context.Context, s *Servers, timeout time.Duration, req Q,
+	here func(serversService, context.Context, Q) (A, error),
+	there func(peerv1.ServersServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
+) (resp A, err error) {
+	err = s.do(ctx, timeout, false,
+		func(ctx context.Context, l *Leader) (err error) {
+			resp, err = here(serversService{leader: l}, ctx, req)
+			return err
 		},
-		func(ctx context.Context, to service) error { return to.conn.Invoke(ctx, method, args, reply, opts...) })
+		func(ctx context.Context, to peerv1.ServersServiceClient) (err error) {
+			resp, err = there(to, ctx, req)
+			return err
+		})
+	return resp, err
 }
-
-// NewStream implements grpc.ClientConnInterface. Servers serve no streams to agents.
-func (leaderConn) NewStream(_ context.Context, _ *grpc.StreamDesc, method string,
-	_ ...grpc.CallOption,
-) (grpc.ClientStream, error) {
-	return nil, status.Errorf(codes.Unimplemented, "servers serve no stream %s", method)
-}
-
-// invoke calls a method of the servers' service without a connection.
-func invoke(ctx context.Context, s serversService, method string, args, reply any) error {
-	desc := peerv1.ServersService_ServiceDesc
-	at := slices.IndexFunc(desc.Methods,
-		func(m grpc.MethodDesc) bool { return method == "/"+desc.ServiceName+"/"+m.MethodName })
-	if at < 0 {
-		return status.Errorf(codes.Unimplemented, "servers do not serve %s", method)
-	}
-	resp, err := desc.Methods[at].Handler(s, ctx, func(req any) error { return assign(req, args) }, nil)
-	if err != nil {
-		return err
-	}
-	return assign(reply, resp)
-}
-
-// assign copies a message into an empty one of its type.
-func assign(to, from any) error {
-	dst, ok := to.(proto.Message)
-	src, is := from.(proto.Message)
-	if !ok || !is {
-		return fmt.Errorf("%T and %T are not messages", to, from)
-	}
-	proto.Merge(dst, src)
-	return nil
-}
-
-var _ grpc.ClientConnInterface = leaderConn{}
 
 // Heartbeat tells the leader that this node is alive (lease.Servers). The leader makes sure first that it still leads.
 func (s *Servers) Heartbeat(ctx context.Context, node string) (lease.Answer, error) {
-	resp, err := s.leader(heartbeatTimeout).Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: node, BootId: s.cfg.BootID})
+	resp, err := onLeader(ctx, s, heartbeatTimeout, &peerv1.HeartbeatRequest{Node: node, BootId: s.cfg.BootID},
+		serversService.Heartbeat, peerv1.ServersServiceClient.Heartbeat)
 	if err == nil {
 		err = s.cfg.Terms.Answered(resp.GetTerm())
 	}
@@ -294,11 +256,12 @@ func (s *Servers) Attach(ctx context.Context, v claim.Volume, modes claim.Capabi
 	node string,
 ) (publishContext map[string]string, err error) {
 	capability := drivers.StorageCapability(v.MountOptions, modes)
-	resp, err := s.leader(callTimeout).Attach(ctx, &peerv1.AttachRequest{
+	resp, err := onLeader(ctx, s, callTimeout, &peerv1.AttachRequest{
 		Node: node, Namespace: v.Namespace, Volume: v.ID,
 		AccessMode: string(modes.AccessMode), AttachmentMode: string(modes.AttachmentMode),
 		FsType: capability.FSType, MountFlags: capability.MountFlags, VolumeMountGroup: capability.VolumeMountGroup,
-	})
+	},
+		serversService.Attach, peerv1.ServersServiceClient.Attach)
 	return resp.GetPublishContext(), err
 }
 
@@ -307,17 +270,21 @@ func (s *Servers) VolumeSecrets(ctx context.Context, v claim.Volume) (secrets ma
 	if len(v.SealedSecrets) == 0 {
 		return nil, nil
 	}
-	resp, err := s.leader(queryTimeout).VolumeSecrets(ctx,
-		&peerv1.VolumeSecretsRequest{Node: s.cfg.Name, Namespace: v.Namespace, Volume: v.ID})
+	resp, err := onLeader(ctx, s, queryTimeout, &peerv1.VolumeSecretsRequest{
+		Node: s.cfg.Name, Namespace: v.Namespace,
+		Volume: v.ID,
+	},
+		serversService.VolumeSecrets, peerv1.ServersServiceClient.VolumeSecrets)
 	return resp.GetSecrets(), err
 }
 
 // StopWorkload requests the end of a workload that one of this node's waits for, and does not wait for it. The leader
 // looks up which node it runs on.
 func (s *Servers) StopWorkload(ctx context.Context, _ string, ref claim.WorkloadRef, reason string) error {
-	_, err := s.leader(callTimeout).ReplaceWorkload(ctx, &peerv1.ReplaceWorkloadRequest{
+	_, err := onLeader(ctx, s, callTimeout, &peerv1.ReplaceWorkloadRequest{
 		Node: s.cfg.Name, Namespace: ref.Namespace, Workload: ref.ID, Reason: reason,
-	})
+	},
+		serversService.ReplaceWorkload, peerv1.ServersServiceClient.ReplaceWorkload)
 	return err
 }
 
@@ -337,7 +304,8 @@ func (n NodeTokens) Intend(ctx context.Context, t claim.Token) error {
 	if err != nil {
 		return err
 	}
-	_, err = n.leader(callTimeout).IntendToken(ctx, &peerv1.IntendTokenRequest{Node: n.cfg.Name, Token: encoded})
+	_, err = onLeader(ctx, n.Servers, callTimeout, &peerv1.IntendTokenRequest{Node: n.cfg.Name, Token: encoded},
+		serversService.IntendToken, peerv1.ServersServiceClient.IntendToken)
 	return err
 }
 
@@ -347,7 +315,8 @@ func (n NodeTokens) Derive(ctx context.Context, t claim.Token) (derived claim.To
 	if err != nil {
 		return derived, "", err
 	}
-	resp, err := n.leader(callTimeout).DeriveToken(ctx, &peerv1.DeriveTokenRequest{Node: n.cfg.Name, Token: encoded})
+	resp, err := onLeader(ctx, n.Servers, callTimeout, &peerv1.DeriveTokenRequest{Node: n.cfg.Name, Token: encoded},
+		serversService.DeriveToken, peerv1.ServersServiceClient.DeriveToken)
 	if err != nil {
 		return derived, "", err
 	}
@@ -361,8 +330,11 @@ func (n NodeTokens) Revoke(ctx context.Context, t claim.Token, secret string) er
 	if err != nil {
 		return err
 	}
-	_, err = n.leader(callTimeout).RevokeToken(ctx,
-		&peerv1.RevokeTokenRequest{Node: n.cfg.Name, Token: encoded, Secret: secret})
+	_, err = onLeader(ctx, n.Servers, callTimeout, &peerv1.RevokeTokenRequest{
+		Node: n.cfg.Name, Token: encoded,
+		Secret: secret,
+	},
+		serversService.RevokeToken, peerv1.ServersServiceClient.RevokeToken)
 	return err
 }
 
@@ -373,12 +345,12 @@ func (n NodeTokens) Read(ctx context.Context, t claim.Token, secret string) erro
 
 // Forget removes the record of a token that Consul has never made.
 func (n NodeTokens) Forget(ctx context.Context, t claim.Token) error {
-	_, err := cluster.NewClient(n.Servers).DeleteTokens(ctx, t.ID)
+	_, err := cluster.Apply(ctx, n, &command.DeleteTokens{IDs: []string{t.ID}})
 	return err
 }
 
 // OnNode lists the ledger's tokens of a node.
 func (n NodeTokens) OnNode(ctx context.Context, node string) ([]claim.Token, error) {
-	tokens, _, err := cluster.NewClient(n.Servers).TokensOn(ctx, node, cluster.Blocking{})
+	tokens, _, err := cluster.Ask(ctx, n, &command.QueryTokens{Node: node}, cluster.Blocking{})
 	return tokens, err
 }

@@ -9,7 +9,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
@@ -55,7 +57,7 @@ func (r *run) await(ctx context.Context) error {
 func (r *run) declare(ctx context.Context) error {
 	pause := r.m.limits.retry.Start()
 	for {
-		err := r.m.Ledger.AwaitWorkload(ctx, r.inLedger(), r.rec.Spec.awaited())
+		_, err := cluster.Apply(ctx, r.m.Ledger, command.Await(r.inLedger(), r.rec.Spec.awaited()))
 		if err == nil {
 			return nil
 		}
@@ -80,7 +82,7 @@ func (r *run) awaitOne(ctx context.Context, ref claim.WorkloadRef, replaced bool
 	}
 	pause := r.m.limits.retry.Start()
 	for {
-		err := r.m.Ledger.AwaitEnded(waiting, ref)
+		err := cluster.AwaitEnded(waiting, r.m.Ledger, ref)
 		if err == nil {
 			over()
 			_ = asking.Wait()
@@ -122,7 +124,7 @@ func (r *run) replace(ctx context.Context, ref claim.WorkloadRef) {
 
 // askOther asks a workload to stop once.
 func (r *run) askOther(ctx context.Context, ref claim.WorkloadRef) error {
-	other, err := r.m.Ledger.Workload(ctx, ref)
+	other, _, err := cluster.Ask(ctx, r.m.Ledger, &command.QueryWorkload{Ref: ref}, cluster.Blocking{})
 	if errors.Is(err, claim.ErrWorkloadNotFound) || err == nil && other.Status == claim.Ended {
 		return nil
 	}

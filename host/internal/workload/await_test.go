@@ -12,7 +12,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -114,8 +116,8 @@ func TestStartAfterOthers(t *testing.T) {
 // nothingWaits checks that no workload waits or runs according to the ledger.
 func (h *host) nothingWaits(t *testing.T) {
 	t.Helper()
-	on, _, err := h.ledger.OnNode(t.Context(), here)
-	if err != nil || len(on) > 0 {
+	on, err := cluster.OnNode(t.Context(), h.ledger, here)
+	if err != nil || len(on.Workloads) > 0 {
 		t.Errorf("the ledger still has %+v (%v)", on, err)
 	}
 }
@@ -163,14 +165,15 @@ func TestReplaceOnAnotherNode(t *testing.T) {
 	h.Nodes = others
 	h.open(t)
 	old := ref("old")
-	_, err := h.ledger.StartWorkload(t.Context(), claim.Run{Ref: old, Node: "there"}, nil, nil)
+	_, err := cluster.Apply(t.Context(), h.ledger.node, command.Start(claim.Run{Ref: old, Node: "there"}, nil))
 	check.NoError(t, err)
 	s := spec("new")
 	s.Replaces = refs("old")
 	started := h.begins(t, s)
 	awaitClosed(t, others.asked, "the other node to be asked")
 	h.waitsFor(t, "new", "old")
-	check.NoError(t, h.ledger.EndWorkload(t.Context(), claim.Run{Ref: old, Node: "there"}))
+	_, err = cluster.Apply(t.Context(), h.ledger.node, command.End(claim.Run{Ref: old, Node: "there"}))
+	check.NoError(t, err)
 	check.NoError(t, <-started)
 	if want := []string{`old on there: replaced by workload "new" on node "here"`}; !slices.Equal(others.stops, want) {
 		t.Errorf("asked %q, want %q", others.stops, want)

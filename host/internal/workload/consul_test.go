@@ -17,7 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/registration"
@@ -104,7 +106,7 @@ func (c *consul) forget() error {
 
 func (c *consul) Intend(ctx context.Context, t claim.Token) error {
 	return c.call(ctx, "intend", t.Service, func() error {
-		_, err := c.ledger.node.PutToken(ctx, t)
+		_, err := cluster.Apply(ctx, c.ledger.node, &command.PutToken{Token: t})
 		return err
 	})
 }
@@ -152,14 +154,14 @@ func (c *consul) Revoke(ctx context.Context, t claim.Token, secret string) error
 		if err != nil {
 			return err
 		}
-		_, err = c.ledger.node.DeleteTokens(ctx, t.ID)
+		_, err = cluster.Apply(ctx, c.ledger.node, &command.DeleteTokens{IDs: []string{t.ID}})
 		return err
 	})
 }
 
 func (c *consul) Forget(ctx context.Context, t claim.Token) error {
 	return c.call(ctx, "forget", t.Service, func() error {
-		_, err := c.ledger.node.DeleteTokens(ctx, t.ID)
+		_, err := cluster.Apply(ctx, c.ledger.node, &command.DeleteTokens{IDs: []string{t.ID}})
 		return err
 	})
 }
@@ -264,7 +266,7 @@ func (c *consul) changed() int {
 
 // intends reports whether the ledger has the token, of a workload that runs.
 func (l *ledger) intends(t claim.Token) bool {
-	w, err := l.Workload(context.Background(), t.Workload)
+	w, err := l.workload(t.Workload)
 	return err == nil && w.Status == claim.Running &&
 		slices.ContainsFunc(l.tokens(), func(o claim.Token) bool { return o.ID == t.ID && o.SamePurpose(t) })
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
@@ -17,26 +18,6 @@ import (
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/device"
 )
-
-// Ledger is the cluster's replicated state as a workload sees it.
-type Ledger interface {
-	volumesteps.Ledger
-	// Workload reads one workload's record, or fails with claim.ErrWorkloadNotFound.
-	Workload(ctx context.Context, ref claim.WorkloadRef) (claim.Workload, error)
-	// AwaitWorkload records that a workload waits on a node for others, until StartWorkload or
-	// EndWorkload. It may be repeated. claim.ErrCycle: one of them waits for this one.
-	AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) error
-	// AwaitEnded waits until nothing is left of a workload, on whichever node: it has ended or the
-	// ledger does not know it, and it has no claims. It does not poll.
-	AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error
-	// EndWorkload marks the workload as ended and its claims as unpublishing, if its run on this
-	// node is that one (Started.Run; 0: any run). No other run is changed, and a workload that is
-	// not there is success. Delayed commands of the run are refused from then on.
-	EndWorkload(ctx context.Context, run claim.Run) error
-	// OnNode lists the workloads that run or wait on a node according to the ledger, and the
-	// claims on that node.
-	OnNode(ctx context.Context, node string) ([]claim.Workload, []claim.Claim, error)
-}
 
 // Nodes are the other nodes of the cluster.
 type Nodes interface {
@@ -79,7 +60,7 @@ type Devices interface {
 
 // Deps are the other parts of the host that a Manager uses.
 type Deps struct {
-	Ledger Ledger
+	Ledger cluster.Ledger
 	Nodes  Nodes // nil: a standalone host
 	Lease  Lease // nil: a standalone host, which needs none
 	// Fenced says what the fence did to a workload since a time in this boot; empty: nothing. Nil: there is no fence.

@@ -260,7 +260,7 @@ func (h *host) elsewhere(t *testing.T, node string, want bool) {
 		}
 		return
 	}
-	w, err := h.ledger.Workload(t.Context(), ref("w"))
+	w, err := h.ledger.workload(ref("w"))
 	check.NoError(t, err)
 	if w.Status != claim.Running || w.Node != node || len(claims) != 1 || claims[0].State != claim.Taken ||
 		claims[0].Node != node {

@@ -13,7 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/test/lib/check"
@@ -148,7 +150,8 @@ func TestANodeComesBack(t *testing.T) {
 				lost := h.start(t, spec("w", "a")).Mounts[0].HostPath
 				kept := h.start(t, spec("kept", "b")).Mounts[0].HostPath
 				check.NoError(t, h.ledger.takeAway("w", c.to))
-				_, err := h.ledger.StartWorkload(t.Context(), claim.Run{Ref: ref("unknown"), Node: here}, nil, nil)
+				_, err := cluster.Apply(t.Context(), h.ledger.node,
+					command.Start(claim.Run{Ref: ref("unknown"), Node: here}, nil))
 				check.NoError(t, err)
 				if how == "at once" {
 					check.NoError(t, h.Reconcile(t.Context()))
@@ -162,7 +165,7 @@ func TestANodeComesBack(t *testing.T) {
 				if w, err := h.Get(ref("kept")); err != nil || w.State != Running || at(kept) == nil {
 					t.Errorf("what was intact is %s, %v", w.State, err)
 				}
-				if u, err := h.ledger.Workload(t.Context(), ref("unknown")); err != nil || u.Status != claim.Ended {
+				if u, err := h.ledger.workload(ref("unknown")); err != nil || u.Status != claim.Ended {
 					t.Errorf("what nobody knows is %+v, %v", u, err)
 				}
 				h.stop(t, "kept")

@@ -12,15 +12,12 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
-	"github.com/pannier/pannier/host/internal/peer/noderecord"
-	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 )
 
 // ledger is a real one, of a single server, which also does what its leader does for a release. It checks the mount
 // table when a node says that nothing is mounted any more.
 type ledger struct {
 	*hooks
-	noderecord.Ledger
 	node   *cluster.Node
 	layout mounts.Layout
 	wrong  func(format string, args ...any) // an invariant was broken
@@ -42,12 +39,12 @@ func openLedger(dir string, layout mounts.Layout, h *hooks, wrong func(string, .
 	if err != nil {
 		return nil, err
 	}
-	return &ledger{hooks: h, Ledger: noderecord.Ledger{Cluster: node}, node: node, layout: layout, wrong: wrong},
+	return &ledger{hooks: h, node: node, layout: layout, wrong: wrong},
 		node.WaitReady(ctx)
 }
 
 func (l *ledger) add(v claim.Volume) error {
-	_, err := l.node.RegisterVolume(context.Background(), v)
+	_, err := cluster.Apply(context.Background(), l.node, &command.RegisterVolume{Volume: v})
 	return err
 }
 
@@ -69,61 +66,87 @@ func (l *ledger) tokens() []claim.Token {
 	return read(l, func(tx *state.ReadTx) ([]claim.Token, error) { return tx.Tokens("") })
 }
 
-func (l *ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim,
-	tokens []claim.Token,
-) (got volumesteps.Started, err error) {
-	start := func() error {
-		got, err = l.Ledger.StartWorkload(context.WithoutCancel(ctx), run, want, tokens)
+// Apply is the ledger's, with what the test wants before and after it.
+func (l *ledger) Apply(ctx context.Context, c command.Command) (result any, err error) {
+	apply := func() error {
+		result, err = l.node.Apply(context.WithoutCancel(ctx), c)
 		return err
 	}
-	l.mu.Lock()
-	l.again = start
-	l.mu.Unlock()
-	err = l.call(ctx, "claim", run.Ref.ID, start)
-	return got, err
-}
-
-func (l *ledger) AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) error {
-	return l.call(ctx, "await", run.Ref.ID, func() error { return l.Ledger.AwaitWorkload(ctx, run, after) })
-}
-
-func (l *ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {
-	return l.call(ctx, "others", ref.ID, func() error { return l.Ledger.AwaitEnded(ctx, ref) })
-}
-
-func (l *ledger) EndWorkload(ctx context.Context, run claim.Run) error {
-	return l.call(ctx, "end", run.Ref.ID, func() error { return l.Ledger.EndWorkload(ctx, run) })
-}
-
-func (l *ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
-	if len(claims) == 0 {
-		return nil
-	}
-	ref := claims[0].Workload
-	return l.call(ctx, "detached", ref.ID, func() error {
-		if by := claims[0].ForcedBy; by != "" {
-			l.note("detached " + ref.ID + ", forced by " + by)
+	switch c := c.(type) {
+	case *command.StartWorkload:
+		l.mu.Lock()
+		l.again = func() error {
+			_, err := cluster.Apply(context.WithoutCancel(ctx), l.node, &command.StartWorkload{
+				Ref: c.Ref, Node: c.Node, RunID: c.RunID, Claims: c.Claims, Tokens: c.Tokens,
+			})
+			return err
 		}
-		all := l.claims()
-		for _, c := range all {
-			if meant(claims, c) && c.State.Before(claim.NodeDetached) {
-				l.checkDetached(all, c)
+		l.mu.Unlock()
+		err = l.call(ctx, "claim", c.Ref.ID, apply)
+	case *command.AwaitWorkload:
+		err = l.call(ctx, "await", c.Ref.ID, apply)
+	case *command.EndWorkload:
+		err = l.call(ctx, "end", c.Ref.ID, apply)
+	case *command.AdvanceClaims:
+		ref := c.Items[0].Workload
+		err = l.call(ctx, "detached", ref.ID, func() error {
+			if by := c.Items[0].ForcedBy; by != "" {
+				l.note("detached " + ref.ID + ", forced by " + by)
 			}
-		}
-		err := l.Ledger.NodeDetached(ctx, claims)
-		if err == nil && !l.keep {
-			err = l.free(ref)
-		}
-		return err
-	})
+			l.checkDetached(c.Items)
+			if err := apply(); err != nil || l.keep {
+				return err
+			}
+			return l.free(ref)
+		})
+	default:
+		err = apply()
+	}
+	return result, err
 }
 
-// meant reports whether an existing claim is one of those.
-func meant(claims []claim.Claim, is claim.Claim) bool {
-	return slices.ContainsFunc(claims, func(c claim.Claim) bool {
-		return c.Workload == is.Workload && c.Volume == is.Volume && c.Node == is.Node &&
-			(c.Index == 0 || c.Index == is.Index)
-	})
+// Ask is the ledger's, with what the test wants before and after it.
+func (l *ledger) Ask(ctx context.Context, q command.Query) (answer any, index uint64, err error) {
+	ask := func() error {
+		answer, index, err = l.node.Ask(ctx, q)
+		return err
+	}
+	switch q := q.(type) {
+	case *command.QueryOnNode:
+		if err := l.reach(ctx, "onnode:before", ""); err != nil {
+			return nil, 0, err
+		}
+		err = ask()
+	case *command.QueryClaims:
+		if q.Wait == 0 {
+			err = ask()
+			break
+		}
+		kind := "others"
+		if l.mine(q.Workload) {
+			kind = "freed"
+		}
+		err = l.call(ctx, kind, q.Workload.ID, ask)
+	default:
+		err = ask()
+	}
+	return answer, index, err
+}
+
+// mine reports whether a workload has run on this node.
+func (l *ledger) mine(ref claim.WorkloadRef) bool {
+	w, err := l.workload(ref)
+	return err == nil && w.Node == here && w.Status != claim.Waiting
+}
+
+func (l *ledger) workload(ref claim.WorkloadRef) (claim.Workload, error) {
+	w, _, err := cluster.Ask(context.Background(), l.node, &command.QueryWorkload{Ref: ref}, cluster.Blocking{})
+	return w, err
+}
+
+func (l *ledger) volume(id string) (claim.Volume, error) {
+	v, _, err := cluster.Ask(context.Background(), l.node, &command.QueryVolume{Ref: volumeRef(id)}, cluster.Blocking{})
+	return v, err
 }
 
 // foreign is the source of a mount that belongs to no volume.
@@ -131,8 +154,18 @@ const foreign = "foreign"
 
 // checkDetached checks that a claim is released only when nothing of its volume is mounted for the workload, and that
 // its last user leaves no staging mount behind.
-func (l *ledger) checkDetached(all []claim.Claim, c claim.Claim) {
-	v, err := l.Volume(context.Background(), c.Volume)
+func (l *ledger) checkDetached(items []command.Advance) {
+	all := l.claims()
+	for _, c := range all {
+		if slices.ContainsFunc(items,
+			func(a command.Advance) bool { return a.Volume == c.Volume && a.Index == c.Index }) {
+			l.checkUnmounted(all, c)
+		}
+	}
+}
+
+func (l *ledger) checkUnmounted(all []claim.Claim, c claim.Claim) {
+	v, err := l.volume(c.Volume.ID)
 	if err != nil {
 		l.wrong("detached %s: %v", c.Volume, err)
 		return
@@ -164,7 +197,7 @@ func (l *ledger) free(ref claim.WorkloadRef) error {
 	if len(items) == 0 {
 		return nil
 	}
-	_, err := l.node.AdvanceClaims(context.Background(), "", items...)
+	_, err := cluster.Apply(context.Background(), l.node, &command.AdvanceClaims{Items: items})
 	return err
 }
 
@@ -172,14 +205,11 @@ func (l *ledger) free(ref claim.WorkloadRef) error {
 // another node is given, the workload runs there now.
 func (l *ledger) takeAway(id, to string) error {
 	ctx := context.Background()
-	own, err := l.ClaimsOf(ctx, ref(id))
-	if err != nil {
+	own := slices.DeleteFunc(l.claims(), func(c claim.Claim) bool { return c.Workload != ref(id) })
+	if _, err := cluster.Apply(ctx, l.node, command.End(claim.Run{Ref: ref(id)})); err != nil {
 		return err
 	}
-	if _, err := l.node.EndRun(ctx, claim.Run{Ref: ref(id)}); err != nil {
-		return err
-	}
-	if err := l.Ledger.NodeDetached(ctx, own); err != nil {
+	if err := cluster.NodeDetached(ctx, l.node, own); err != nil {
 		return err
 	}
 	if err := l.free(ref(id)); err != nil || to == "" {
@@ -188,21 +218,6 @@ func (l *ledger) takeAway(id, to string) error {
 	for n := range own {
 		own[n].Node = to
 	}
-	_, err = l.Ledger.StartWorkload(ctx, claim.Run{Ref: ref(id), Node: to, ID: "another"}, own, nil)
+	_, err := cluster.Apply(ctx, l.node, command.Start(claim.Run{Ref: ref(id), Node: to, ID: "another"}, own))
 	return err
-}
-
-func (l *ledger) AwaitFreed(ctx context.Context, claims []claim.Claim) error {
-	of := ""
-	if len(claims) > 0 {
-		of = claims[0].Workload.ID
-	}
-	return l.call(ctx, "freed", of, func() error { return l.Ledger.AwaitFreed(ctx, claims) })
-}
-
-func (l *ledger) OnNode(ctx context.Context, node string) ([]claim.Workload, []claim.Claim, error) {
-	if err := l.reach(ctx, "onnode:before", ""); err != nil {
-		return nil, nil, err
-	}
-	return l.Ledger.OnNode(ctx, node)
 }

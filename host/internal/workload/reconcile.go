@@ -7,7 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -21,21 +23,21 @@ import (
 // mounts and revokes tokens that no record explains; it returns the mounts that it left alone.
 func (m *Manager) reconcile(ctx context.Context, found []*record) (leftovers []string, err error) {
 	had := m.claimed()
-	standing, claims, err := m.Ledger.OnNode(ctx, m.Node)
+	on, err := cluster.OnNode(ctx, m.Ledger, m.Node)
 	if err != nil {
 		return nil, fmt.Errorf("read this node's workloads in the ledger: %w", err)
 	}
-	if err := m.endUnknown(ctx, standing); err != nil {
+	if err := m.endUnknown(ctx, on.Workloads); err != nil {
 		return nil, err
 	}
 	var services []*servicesteps.Record
 	for _, rec := range found {
 		services = append(services, rec.Services...)
 	}
-	if leftovers, err = m.unmountLeftovers(ctx, claims); err != nil {
+	if leftovers, err = m.unmountLeftovers(ctx, on.Claims); err != nil {
 		return nil, err
 	}
-	m.dropLost(had, claims)
+	m.dropLost(had, on.Claims)
 	unknown, err := m.services.Unknown(ctx, services)
 	if err == nil && len(unknown) > 0 {
 		m.log.Warn("the ledger has tokens of this node that the journal does not know; they are revoked", "tokens",
@@ -109,11 +111,11 @@ func (m *Manager) repair(ctx context.Context) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, m.limits.ledger)
 	defer cancel()
-	_, claims, err := m.Ledger.OnNode(bounded, m.Node)
+	on, err := cluster.OnNode(bounded, m.Ledger, m.Node)
 	if err != nil {
 		return err
 	}
-	_, err = m.unmountLeftovers(ctx, claims)
+	_, err = m.unmountLeftovers(ctx, on.Claims)
 	return err
 }
 
@@ -165,12 +167,12 @@ func (m *Manager) reconcileLater(ctx context.Context, found []*record) {
 // another. The others continue. A workload that only the ledger knows is ended.
 func (m *Manager) Reconcile(ctx context.Context) error {
 	had := m.claimed()
-	standing, claims, err := m.Ledger.OnNode(ctx, m.Node)
+	on, err := cluster.OnNode(ctx, m.Ledger, m.Node)
 	if err != nil {
 		return fmt.Errorf("read this node's workloads in the ledger: %w", err)
 	}
-	m.dropLost(had, claims)
-	return m.endUnknown(ctx, standing)
+	m.dropLost(had, on.Claims)
+	return m.endUnknown(ctx, on.Workloads)
 }
 
 // claimed are the workloads that have their claims. It is called before the ledger is read: claims
@@ -219,7 +221,8 @@ func (m *Manager) endUnknown(ctx context.Context, standing []claim.Workload) err
 		}
 		m.log.Warn("the ledger has a workload of this node that the journal does not know; its claims are released",
 			"workload", w.Ref)
-		if err := m.Ledger.EndWorkload(ctx, claim.Run{Ref: w.Ref, Node: m.Node, Index: w.CreateIndex}); err != nil {
+		end := command.End(claim.Run{Ref: w.Ref, Node: m.Node, Index: w.CreateIndex})
+		if _, err := cluster.Apply(ctx, m.Ledger, end); err != nil {
 			return fmt.Errorf("end workload %q: %w", w.Ref, err)
 		}
 	}

@@ -215,7 +215,7 @@ func TestRestoredWithTheModesItHad(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	target := h.start(t, spec("w", "a")).Mounts[0].HostPath
-	v, err := h.ledger.Volume(t.Context(), volumeRef("a"))
+	v, err := h.ledger.volume("a")
 	check.NoError(t, err)
 	v.Capabilities = append(v.Capabilities,
 		claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem})

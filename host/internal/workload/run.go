@@ -12,7 +12,9 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/journal"
@@ -344,7 +346,7 @@ func (r *run) endInLedger(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.m.limits.ledger)
 	defer cancel()
-	if err := r.m.Ledger.EndWorkload(ctx, r.inLedger()); err != nil {
+	if _, err := cluster.Apply(ctx, r.m.Ledger, command.End(r.inLedger())); err != nil {
 		return fmt.Errorf("mark %s as ended in the ledger: %w", r.instance, err)
 	}
 	return nil

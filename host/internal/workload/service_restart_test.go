@@ -14,7 +14,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/test/lib/check"
@@ -225,7 +227,7 @@ func TestUnknownTokensAndFilesAreRemoved(t *testing.T) {
 	ctx := t.Context()
 	stray := claim.Token{ID: newID(), Workload: ref("w"), Node: here, Service: "web", Consul: "default"}
 	other := claim.Token{ID: newID(), Workload: ref("other"), Node: "elsewhere", Service: "web", Consul: "default"}
-	_, err := h.ledger.StartWorkload(ctx, claim.Run{Ref: other.Workload, Node: other.Node}, nil, nil)
+	_, err := cluster.Apply(ctx, h.ledger.node, command.Start(claim.Run{Ref: other.Workload, Node: other.Node}, nil))
 	check.NoError(t, err)
 	for _, tok := range []claim.Token{stray, other} {
 		check.NoError(t, h.consul.Intend(ctx, tok))

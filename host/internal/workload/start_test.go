@@ -215,7 +215,7 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 				h.drivers.set(full, func(d *drivers.Driver) {
 					d.Fingerprint.Node.AccessibleTopology = storage.Topology{"rack": "R2"}
 				})
-				b, err := h.ledger.Volume(t.Context(), volumeRef("b"))
+				b, err := h.ledger.volume("b")
 				check.NoError(t, err)
 				b.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "R1"}}}
 				check.NoError(t, h.ledger.add(b))

@@ -67,7 +67,7 @@ func TestVolumesGiveNobodyRights(t *testing.T) {
 // withFlags changes the mount flags of a registered volume, as a server that checks nothing would have registered it.
 func (h *host) withFlags(t *testing.T, id string, flags ...string) {
 	t.Helper()
-	v, err := h.ledger.Volume(t.Context(), volumeRef(id))
+	v, err := h.ledger.volume(id)
 	check.NoError(t, err)
 	v.MountOptions.Flags = flags
 	check.NoError(t, h.ledger.add(v))

@@ -12,7 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/test/lib/check"
@@ -21,7 +23,7 @@ import (
 // claimOf returns a workload's claim and its volume, as the leader has them.
 func (h *host) claimOf(t *testing.T, id, volume string) (claim.Claim, claim.Volume) {
 	t.Helper()
-	v, err := h.ledger.Volume(t.Context(), volumeRef(volume))
+	v, err := h.ledger.volume(volume)
 	check.NoError(t, err)
 	for _, c := range h.ledger.claims() {
 		if c.Workload == ref(id) && c.Volume == v.VolumeRef {
@@ -137,7 +139,7 @@ func TestDetachOfTheLastUnknownWorkload(t *testing.T) {
 	}
 	inOrder(t, h.happened(), "end w", "unpublish a", "unstage a")
 	// what the releaser does then
-	check.NoError(t, h.ledger.NodeDetached(t.Context(),
+	check.NoError(t, cluster.NodeDetached(t.Context(), h.ledger,
 		[]claim.Claim{{Workload: ref("w"), Volume: volumeRef("a"), Node: here}}))
 	h.clean(t)
 }
@@ -268,12 +270,13 @@ func TestLeftovers(t *testing.T) {
 	defer hand.Close()
 	old := claim.Run{Ref: ref("old"), Node: here}
 	h.volume(t, full, "claimed")
-	_, err = h.ledger.StartWorkload(t.Context(), old, []claim.Claim{{
+	_, err = cluster.Apply(t.Context(), h.ledger.node, command.Start(old, []claim.Claim{{
 		Volume: volumeRef("claimed"), Workload: ref("old"), Node: here, Mode: claim.Write,
 		AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem,
-	}}, nil)
+	}}))
 	check.NoError(t, err)
-	check.NoError(t, h.ledger.EndWorkload(t.Context(), old))
+	_, err = cluster.Apply(t.Context(), h.ledger.node, command.End(old))
+	check.NoError(t, err)
 
 	left, err := h.Open(t.Context())
 	if err != nil || len(left) != 1 || !strings.Contains(left[0], busy) || !strings.Contains(left[0], "busy") {

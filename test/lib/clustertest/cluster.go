@@ -248,10 +248,10 @@ func (c *Cluster) Partition(names ...string) { c.net.cut(names) }
 func (c *Cluster) Heal() { c.net.cut(nil) }
 
 // Client returns the client of an agent without a ledger.
-func (c *Cluster) Client() *cluster.Client { return cluster.NewClient(c.Remote("client")) }
+func (c *Cluster) Client() cluster.Ledger { return c.Remote("client") }
 
 // Remote returns the remote of the agent with a name.
-func (c *Cluster) Remote(from string) cluster.Remote { return &remote{c.net, from} }
+func (c *Cluster) Remote(from string) cluster.Ledger { return &remote{c.net, from} }
 
 // Eventually polls until ok, or fails the test after Deadline.
 func Eventually(t testing.TB, what string, ok func() bool) {

@@ -137,6 +137,9 @@ type remote struct {
 }
 
 func (r *remote) Apply(ctx context.Context, c command.Command) (any, error) {
+	if err := cluster.SetKey(ctx, c); err != nil {
+		return nil, err
+	}
 	entry, err := command.Encode(c)
 	if err != nil {
 		return nil, err
@@ -158,7 +161,7 @@ func (r *remote) Apply(ctx context.Context, c command.Command) (any, error) {
 	return command.DecodeOutcome(c, outcome)
 }
 
-func (r *remote) Query(ctx context.Context, q command.Query) (any, uint64, error) {
+func (r *remote) Ask(ctx context.Context, q command.Query) (any, uint64, error) {
 	answer, err := r.call(ctx, func(n *cluster.Node) ([]byte, error) {
 		result, index, err := n.AnswerQuery(ctx, q)
 		if moved(ctx, err) {

@@ -22,6 +22,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	ledger "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
@@ -57,7 +58,7 @@ func (h *Handler) BootstrapACL(ctx context.Context,
 				c.Who()))
 	}
 	secret, token := newToken(call.CallerOf(ctx).Key, "bootstrap", ledger.Management)
-	made, err := h.Ledger.BootstrapACL(ctx, token, 0)
+	made, err := cluster.Apply(ctx, h.Ledger, &command.BootstrapACL{Token: token})
 	made, err = h.madeBefore(ctx, token, made, err)
 	var before *ledger.BootstrappedError
 	if errors.As(err, &before) {
@@ -82,7 +83,7 @@ func (h *Handler) bootstrapAgain(ctx context.Context, token ledger.Token,
 			"%w; if the management tokens are lost, write %d into %s on the server %q, which leads, and run it again: pannier acl bootstrap",
 			ledger.ErrBootstrapped, before.ResetIndex, path, h.Name)
 	}
-	made, err := h.Ledger.BootstrapACL(ctx, token, reset)
+	made, err := cluster.Apply(ctx, h.Ledger, &command.BootstrapACL{Token: token, ResetIndex: reset})
 	if err == nil {
 		if err := os.Remove(path); err != nil {
 			h.Log.Warn("the file that allowed another ACL bootstrap could not be removed; it is ignored from now on", "path",
@@ -108,7 +109,7 @@ func (h *Handler) CreateACLToken(ctx context.Context,
 	if err := token.Validate(time.Now()); err != nil {
 		return nil, err
 	}
-	tokens, err := h.Ledger.PutACLTokens(ctx, token)
+	tokens, err := cluster.Apply(ctx, h.Ledger, &command.PutACLTokens{Tokens: []ledger.Token{token}})
 	if err == nil {
 		token = tokens[0]
 	}
@@ -166,7 +167,7 @@ func (h *Handler) ListACLTokens(ctx context.Context,
 func (h *Handler) DeleteACLToken(ctx context.Context,
 	req *hostv1.DeleteACLTokenRequest,
 ) (*hostv1.DeleteACLTokenResponse, error) {
-	deleted, err := h.Ledger.DeleteACLTokens(ctx, req.GetAccessor())
+	deleted, err := cluster.Apply(ctx, h.Ledger, &command.DeleteACLTokens{Accessors: []string{req.GetAccessor()}})
 	if err == nil && len(deleted) == 0 {
 		err = fmt.Errorf("%w: no token has the accessor %q", ledger.ErrTokenNotFound, call.Shortened(req.GetAccessor()))
 	}
@@ -218,7 +219,7 @@ func (h *Handler) PutACLPolicy(ctx context.Context,
 	if _, err := acl.Parse(p.Rules); err != nil {
 		return nil, fmt.Errorf("ACL policy %q: %w", p.Name, err)
 	}
-	stored, err := h.Ledger.PutACLPolicies(ctx, p)
+	stored, err := cluster.Apply(ctx, h.Ledger, &command.PutACLPolicies{Policies: []ledger.Policy{p}})
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +246,7 @@ func (h *Handler) ListACLPolicies(ctx context.Context,
 func (h *Handler) DeleteACLPolicy(ctx context.Context,
 	req *hostv1.DeleteACLPolicyRequest,
 ) (*hostv1.DeleteACLPolicyResponse, error) {
-	deleted, err := h.Ledger.DeleteACLPolicies(ctx, req.GetName())
+	deleted, err := cluster.Apply(ctx, h.Ledger, &command.DeleteACLPolicies{Names: []string{req.GetName()}})
 	if err == nil && len(deleted) == 0 {
 		err = fmt.Errorf("%w: there is no policy %q", ledger.ErrPolicyNotFound, call.Shortened(req.GetName()))
 	}
@@ -261,7 +262,7 @@ func (h *Handler) PutACLRole(ctx context.Context, req *hostv1.PutACLRoleRequest)
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	stored, err := h.Ledger.PutACLRoles(ctx, r)
+	stored, err := cluster.Apply(ctx, h.Ledger, &command.PutACLRoles{Roles: []ledger.Role{r}})
 	if err != nil {
 		return nil, err
 	}
@@ -286,7 +287,7 @@ func (h *Handler) ListACLRoles(ctx context.Context,
 func (h *Handler) DeleteACLRole(ctx context.Context,
 	req *hostv1.DeleteACLRoleRequest,
 ) (*hostv1.DeleteACLRoleResponse, error) {
-	deleted, err := h.Ledger.DeleteACLRoles(ctx, req.GetName())
+	deleted, err := cluster.Apply(ctx, h.Ledger, &command.DeleteACLRoles{Names: []string{req.GetName()}})
 	if err == nil && len(deleted) == 0 {
 		err = fmt.Errorf("%w: there is no role %q", ledger.ErrRoleNotFound, call.Shortened(req.GetName()))
 	}

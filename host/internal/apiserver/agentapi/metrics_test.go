@@ -3,6 +3,7 @@ package agentapi
 import (
 	"testing"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
@@ -14,25 +15,27 @@ func TestLedgerCounts(t *testing.T) {
 	n := clustertest.Start(t).Node
 	for _, id := range []string{"a", "b", "c"} {
 		ref := claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: id}
-		_, err := n.RegisterVolume(t.Context(), claim.Volume{
+		_, err := cluster.Apply(t.Context(), n, &command.RegisterVolume{Volume: claim.Volume{
 			Definition: claim.Definition{
 				VolumeRef: ref, Name: id, PluginID: "d", ExternalID: id,
 				Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
 			},
-		})
+		}})
 		check.NoError(t, err)
 		run := claim.Run{Ref: claim.WorkloadRef{Namespace: claim.DefaultNamespace, ID: id}, Node: "n"}
-		_, err = n.StartWorkload(t.Context(), run, []claim.Claim{{
+		_, err = cluster.Apply(t.Context(), n, command.Start(run, []claim.Claim{{
 			Volume: ref, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
-		}})
+		}}))
 		check.NoError(t, err)
 		if id == "a" {
 			continue
 		}
-		_, err = n.EndRun(t.Context(), run)
+		_, err = cluster.Apply(t.Context(), n, command.End(run))
 		check.NoError(t, err)
 		if id == "c" {
-			_, err = n.AdvanceClaims(t.Context(), "", command.Advance{Volume: ref, Workload: run.Ref, To: claim.NodeDetached})
+			_, err = cluster.Apply(t.Context(), n,
+				&command.AdvanceClaims{Items: []command.Advance{{Volume: ref, Workload: run.Ref,
+					To: claim.NodeDetached}}})
 			check.NoError(t, err)
 		}
 	}

@@ -131,7 +131,7 @@ func (h *Handler) setDuty(ctx context.Context, name string, duty command.SetNode
 		return nil, err
 	}
 	if duty.Name = name; !has(n) {
-		n, err = h.Ledger.SetNodeDuty(ctx, duty)
+		n, err = cluster.Apply(ctx, h.Ledger, &duty)
 	}
 	return h.shownNode(n, h.members()), err
 }
@@ -178,7 +178,7 @@ func (h *Handler) PurgeNode(ctx context.Context, req *hostv1.PurgeNodeRequest) (
 	resp := &hostv1.PurgeNodeResponse{}
 	if req.GetForce() {
 		by := call.CallerOf(ctx).Who()
-		result, err := h.Ledger.SetNodeStatus(ctx, node.Name, claim.NodeDown, by)
+		result, err := cluster.SetNodeStatus(ctx, h.Ledger, node.Name, claim.NodeDown, by)
 		if err != nil {
 			return nil, err
 		}
@@ -228,10 +228,10 @@ func (h *Handler) deleteNode(ctx context.Context, n claim.Node, wait bool) error
 // is kept.
 func (h *Handler) deleteIdle(ctx context.Context, n claim.Node) error {
 	if n.Status != claim.NodeDown {
-		_, err := h.Ledger.DeleteNode(ctx, n.Name)
+		_, err := cluster.Apply(ctx, h.Ledger, &command.DeleteNode{Name: n.Name})
 		return err
 	}
-	result, err := h.Ledger.DeleteDownNode(ctx, n)
+	result, err := cluster.Apply(ctx, h.Ledger, &command.DeleteNode{Name: n.Name, IfDown: n.StatusIndex})
 	if err != nil || result.Found {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -215,7 +216,7 @@ func (h *Handler) put(ctx context.Context, v claim.Volume) (claim.Volume, error)
 	failpoint.Here("volume", "put")
 	defer failpoint.Here("volume", "written")
 	for deadline := time.Now().Add(newKeyPatience); ; {
-		result, err := h.Ledger.RegisterVolume(ctx, v)
+		result, err := cluster.Apply(ctx, h.Ledger, &command.RegisterVolume{Volume: v})
 		if err == nil {
 			return result.Volume, nil
 		}
@@ -352,7 +353,7 @@ func (h *Handler) DeregisterVolume(ctx context.Context,
 		return nil, err
 	}
 	defer unlock()
-	result, err := h.Ledger.DeregisterVolume(ctx, ref, req.GetForce())
+	result, err := cluster.DeregisterVolume(ctx, h.Ledger, ref, req.GetForce())
 	if err != nil {
 		return nil, err
 	}
@@ -373,7 +374,7 @@ func (h *Handler) DeleteVolume(ctx context.Context,
 	v, claims, err := h.readVolume(ctx, ref)
 	if errors.Is(err, claim.ErrVolumeNotFound) && call.CallerOf(ctx).Key != "" {
 		// An earlier attempt of this call may have deleted it: the ledger then returns that attempt's result.
-		_, err = h.Ledger.DeregisterVolume(ctx, ref, false)
+		_, err = cluster.DeregisterVolume(ctx, h.Ledger, ref, false)
 		return &hostv1.DeleteVolumeResponse{}, err
 	}
 	if err != nil {
@@ -386,7 +387,7 @@ func (h *Handler) DeleteVolume(ctx context.Context,
 		return nil, err
 	}
 	failpoint.Here("volume", "deleted")
-	if _, err := h.Ledger.DeregisterVolume(ctx, v.VolumeRef, false); err != nil {
+	if _, err := cluster.DeregisterVolume(ctx, h.Ledger, v.VolumeRef, false); err != nil {
 		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish",
 			v.VolumeRef, v.PluginID, err)
 	}

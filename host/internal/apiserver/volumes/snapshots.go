@@ -7,7 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -47,9 +49,9 @@ func (h *Handler) CreateSnapshot(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	put, err := h.Ledger.PutSnapshot(ctx, claim.Snapshot{
+	put, err := cluster.Apply(ctx, h.Ledger, &command.PutSnapshot{Snapshot: claim.Snapshot{
 		SnapshotRef: named, PluginID: v.PluginID, ID: taken.ID, Volume: v.ID, ExternalVolumeID: v.ExternalID,
-	})
+	}})
 	if err != nil {
 		return nil, fmt.Errorf("driver %q has taken the snapshot %s, but its name %q was not recorded: %w; take it again to "+
 			"finish: it is not taken twice", v.PluginID, taken.ID, named, err)
@@ -101,7 +103,7 @@ func (h *Handler) DeleteSnapshot(ctx context.Context,
 			return nil, err
 		}
 	}
-	removed, err := h.Ledger.DeleteSnapshot(ctx, driver, id)
+	removed, err := cluster.Apply(ctx, h.Ledger, &command.DeleteSnapshot{PluginID: driver, ID: id})
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("snapshot %s is deleted at driver %q, but its name is still recorded: %w; delete it again to "+

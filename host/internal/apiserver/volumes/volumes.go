@@ -11,8 +11,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
@@ -49,11 +49,8 @@ type Handler struct {
 
 // Ledger has the volumes and snapshots (cluster.Node).
 type Ledger interface {
+	cluster.Ledger
 	call.Ledger
-	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
-	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
-	PutSnapshot(ctx context.Context, s claim.Snapshot) (command.PutSnapshotResult, error)
-	DeleteSnapshot(ctx context.Context, driver, id string) ([]claim.SnapshotRef, error)
 }
 
 // Nodes asks other nodes about their mounts, while this server leads (peer.Nodes).

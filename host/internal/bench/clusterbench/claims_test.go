@@ -17,6 +17,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/check"
@@ -127,7 +128,7 @@ func panniers(b *testing.B) *contender {
 		prepare: func(ctx context.Context, first, n int) error {
 			return parallel(n, registering, func(i int) error { return register(ctx, operator, first+i, "shared") })
 		},
-		take: func(ctx context.Context, i int) error { return take(ctx, n.Client, i, n.name) },
+		take: func(ctx context.Context, i int) error { return take(ctx, n, i, n.name) },
 	}
 }
 
@@ -135,14 +136,14 @@ func panniers(b *testing.B) *contender {
 const registering = 256
 
 // register registers the i-th volume.
-func register(ctx context.Context, c *cluster.Client, i int, driver string) error {
-	_, err := c.RegisterVolume(ctx, volume(i, driver))
+func register(ctx context.Context, c cluster.Ledger, i int, driver string) error {
+	_, err := cluster.Apply(ctx, c, &command.RegisterVolume{Volume: volume(i, driver)})
 	return err
 }
 
 // take starts the i-th workload, which claims the volume of its number.
-func take(ctx context.Context, c *cluster.Client, i int, node string) error {
-	_, err := c.StartWorkload(ctx, claim.Run{Ref: workloadRef(i), Node: node}, []claim.Claim{wanted(i)})
+func take(ctx context.Context, c cluster.Ledger, i int, node string) error {
+	_, err := cluster.Apply(ctx, c, command.Start(claim.Run{Ref: workloadRef(i), Node: node}, []claim.Claim{wanted(i)}))
 	return err
 }
 

@@ -28,11 +28,11 @@ func measureElection(b *testing.B, r *table.Section) {
 		for i := 2 * kill; i < 2*kill+2; i++ {
 			check.NoError(b, register(ctx, operator, i, "shared"))
 		}
-		check.NoError(b, take(ctx, n.Client, 2*kill, n.name))
+		check.NoError(b, take(ctx, n, 2*kill, n.name))
 		leader := s.leader(b)
 		at := time.Now()
 		leader.Kill()
-		check.NoError(b, take(ctx, n.Client, 2*kill+1, n.name))
+		check.NoError(b, take(ctx, n, 2*kill+1, n.name))
 		outages = append(outages, time.Since(at))
 		cancel()
 		leader.Launch()

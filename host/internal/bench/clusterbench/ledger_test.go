@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/clustertest"
@@ -61,11 +63,12 @@ func manyClaimed(b *testing.B) []byte {
 	ctx, cancel := context.WithTimeout(b.Context(), 10*patience)
 	defer cancel()
 	err := parallel(manyClaims, registering, func(i int) error {
-		_, err := n.RegisterVolume(ctx, volume(i, "shared"))
+		_, err := cluster.Apply(ctx, n, &command.RegisterVolume{Volume: volume(i, "shared")})
 		if err != nil {
 			return err
 		}
-		_, err = n.StartWorkload(ctx, claim.Run{Ref: workloadRef(i), Node: "node-1"}, []claim.Claim{wanted(i)})
+		_, err = cluster.Apply(ctx, n,
+			command.Start(claim.Run{Ref: workloadRef(i), Node: "node-1"}, []claim.Claim{wanted(i)}))
 		return err
 	})
 	check.NoError(b, err)

@@ -14,7 +14,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/memberlist"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/bench/measure"
@@ -254,13 +256,13 @@ func (s *formed) enrol(b *testing.B, name string) error {
 	n := s.agent(b, pki.Node, name)
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	defer cancel()
-	_, err := n.PutNode(ctx, claim.Node{
+	_, err := cluster.Apply(ctx, n, &command.PutNode{Node: claim.Node{
 		Name: n.name, SecretHash: n.secret.Hash(),
 		Drivers: map[string]claim.NodeDriver{"shared": {
 			ID: "shared", Type: claim.Monolith, Healthy: true, NodeID: n.name,
 			Controller: &claim.ControllerCapabilities{AttachDetach: true}, Node: &claim.NodeCapabilities{},
 		}},
-	})
+	}})
 	if err == nil {
 		n.live(b)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/check"
@@ -51,17 +52,17 @@ csi_driver "shared" {
 	check.NoError(b, err)
 
 	n := s.agent(b, pki.Node, name)
-	_, err = n.PutNode(ctx, claim.Node{
+	_, err = cluster.Apply(ctx, n, &command.PutNode{Node: claim.Node{
 		Name: n.name, SecretHash: n.secret.Hash(),
 		Drivers: map[string]claim.NodeDriver{"shared": {
 			ID: "shared", Type: claim.Monolith, Healthy: true, NodeID: n.name,
 			Controller: &claim.ControllerCapabilities{AttachDetach: true}, Node: &claim.NodeCapabilities{},
 		}},
-	})
+	}})
 	check.NoError(b, err)
 	n.live(b)
 	err = parallel(releases, atOnce, func(i int) error {
-		if err := take(ctx, n.Client, i, n.name); err != nil {
+		if err := take(ctx, n, i, n.name); err != nil {
 			return err
 		}
 		_, err := n.Attach(ctx, claim.Volume{Definition: claim.Definition{VolumeRef: volumeRef(i)}},
@@ -71,7 +72,7 @@ csi_driver "shared" {
 	check.NoError(b, err)
 	before := s.use(b)
 	at := time.Now()
-	if _, err := operator.SetNodeStatus(ctx, n.name, claim.NodeDown, "the benchmark"); err != nil {
+	if _, err := cluster.SetNodeStatus(ctx, operator, n.name, claim.NodeDown, "the benchmark"); err != nil {
 		b.Fatal(err)
 	}
 	// One claim is watched, then one of those that are left, and so on: to ask for each of them, or again and again for
@@ -79,10 +80,11 @@ csi_driver "shared" {
 	for left := []claim.Claim{{Workload: workloadRef(releases - 1)}}; len(left) > 0; {
 		watched := left[len(left)/2].Workload
 		for index, claims := uint64(0), left; len(claims) > 0; {
-			claims, index, err = operator.ClaimsOf(ctx, watched, cluster.Blocking{MinIndex: index, Wait: patience})
+			claims, index, err = cluster.Ask(ctx, operator,
+				&command.QueryClaims{Workload: watched}, cluster.Blocking{MinIndex: index, Wait: patience})
 			check.NoError(b, err)
 		}
-		there, _, err := operator.OnNode(ctx, n.name, cluster.Blocking{})
+		there, _, err := cluster.Ask(ctx, operator, &command.QueryOnNode{Node: n.name}, cluster.Blocking{})
 		check.NoError(b, err)
 		left = there.Claims
 	}

@@ -10,7 +10,9 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
@@ -57,17 +59,18 @@ func measureScale(b *testing.B, r *table.Section) {
 			check.NoError(b, err)
 		}
 		must(parallel(size.nodes-had.nodes, registering, func(i int) error {
-			_, err := n.PutNode(ctx, scaleNode(had.nodes+i))
+			_, err := cluster.Apply(ctx, n, &command.PutNode{Node: scaleNode(had.nodes + i)})
 			return err
 		}))
 		at := time.Now()
 		must(parallel(size.volumes-had.volumes, registering, func(i int) error {
 			i += had.volumes
-			if _, err := n.RegisterVolume(ctx, volume(i, "shared")); err != nil || i%claimedOf != 0 {
+			if _, err := cluster.Apply(ctx, n,
+				&command.RegisterVolume{Volume: volume(i, "shared")}); err != nil || i%claimedOf != 0 {
 				return err
 			}
 			run := claim.Run{Ref: workloadRef(i), Node: nodeName(i % size.nodes), ID: fmt.Sprint("run-", i)}
-			_, err := n.StartWorkload(ctx, run, []claim.Claim{wanted(i)})
+			_, err := cluster.Apply(ctx, n, command.Start(run, []claim.Claim{wanted(i)}))
 			return err
 		}))
 		commands := size.volumes - had.volumes + (size.volumes-had.volumes)/claimedOf

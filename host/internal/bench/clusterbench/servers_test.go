@@ -16,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer"
@@ -162,7 +163,6 @@ func (s *formed) members() (all []route.Member) {
 // connection to each server.
 type node struct {
 	*peer.Servers
-	*cluster.Client
 	name   string
 	secret peer.Secret
 }
@@ -173,7 +173,8 @@ func (s *formed) node(b *testing.B, name string) *node {
 	n := s.agent(b, pki.Node, name)
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	defer cancel()
-	if _, err := n.PutNode(ctx, claim.Node{Name: name, SecretHash: n.secret.Hash()}); err != nil {
+	if _, err := cluster.Apply(ctx, n,
+		&command.PutNode{Node: claim.Node{Name: name, SecretHash: n.secret.Hash()}}); err != nil {
 		b.Fatal(err)
 	}
 	n.live(b)
@@ -201,9 +202,9 @@ func (n *node) live(b *testing.B) {
 }
 
 // operator returns a client with a server's rights, which may send every command.
-func (s *formed) operator(b *testing.B) *cluster.Client {
+func (s *formed) operator(b *testing.B) cluster.Ledger {
 	b.Helper()
-	return s.agent(b, pki.Server, "operator").Client
+	return s.agent(b, pki.Server, "operator")
 }
 
 func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
@@ -220,7 +221,6 @@ func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
 		Name: name, Secret: secret, Servers: s.members, Dialer: dialer,
 		Terms: &peer.Terms{},
 	})
-	n.Client = cluster.NewClient(n.Servers)
 	return n
 }
 

@@ -13,7 +13,9 @@ import (
 	"github.com/hashicorp/consul/api"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -79,13 +81,14 @@ func (t *tokenBench) createBare(ctx context.Context, id string) (secret string, 
 
 // start starts a workload without a token.
 func (t *tokenBench) start(ctx context.Context, id string) error {
-	_, err := t.ledger.StartWorkload(ctx, claim.Run{Ref: token(id).Workload, Node: node}, nil)
+	_, err := cluster.Apply(ctx, t.ledger, command.Start(claim.Run{Ref: token(id).Workload, Node: node}, nil))
 	return err
 }
 
 // intend starts a workload, and records its token in the same command.
 func (t *tokenBench) intend(ctx context.Context, id string) error {
-	_, err := t.ledger.StartWorkload(ctx, claim.Run{Ref: token(id).Workload, Node: node}, nil, token(id))
+	_, err := cluster.Apply(ctx, t.ledger,
+		command.Start(claim.Run{Ref: token(id).Workload, Node: node}, nil, token(id)))
 	return err
 }
 

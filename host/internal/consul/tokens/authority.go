@@ -36,6 +36,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -50,12 +51,8 @@ import (
 
 // Ledger is the part of cluster.Node that the authority uses.
 type Ledger interface {
+	cluster.Ledger
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
-	PutToken(ctx context.Context, t claim.Token) (command.PutTokenResult, error)
-	DeleteTokens(ctx context.Context, ids ...string) (command.DeleteTokensResult, error)
-	PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.SigningKey, error)
-	RotateSigningKey(ctx context.Context, next claim.SigningKey) (claim.KeyRotation, error)
-	AdvanceKeyRotation(ctx context.Context, is claim.KeyRotation) (claim.KeyRotation, error)
 	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
 	Identity(ctx context.Context) (claim.Cluster, error)
 }
@@ -114,7 +111,7 @@ func (a *Authority) Intend(ctx context.Context, t claim.Token) error {
 	if _, err := a.consul(t.Consul); err != nil {
 		return err
 	}
-	_, err := a.Ledger.PutToken(ctx, t)
+	_, err := cluster.Apply(ctx, a.Ledger, &command.PutToken{Token: t})
 	return ledgerError(err)
 }
 

@@ -9,7 +9,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/sdk/identity"
@@ -164,7 +166,7 @@ func (a *Authority) note(ctx context.Context, t claim.Token, got identity.Token,
 	error,
 ) {
 	t.Accessor, t.ExpiresAt = got.Accessor, got.ExpiresAt
-	result, err := a.Ledger.PutToken(ctx, t)
+	result, err := cluster.Apply(ctx, a.Ledger, &command.PutToken{Token: t})
 	if err == nil {
 		return result.Token, secret, nil
 	}

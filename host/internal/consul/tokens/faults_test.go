@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/sdk/identity"
@@ -110,18 +111,18 @@ type failing struct {
 	put, delete error
 }
 
-func (f *failing) PutToken(ctx context.Context, t claim.Token) (command.PutTokenResult, error) {
-	if f.put != nil {
-		return command.PutTokenResult{}, f.put
+func (f *failing) Apply(ctx context.Context, c command.Command) (any, error) {
+	switch c.(type) {
+	case *command.PutToken:
+		if f.put != nil {
+			return nil, f.put
+		}
+	case *command.DeleteTokens:
+		if f.delete != nil {
+			return nil, f.delete
+		}
 	}
-	return f.Ledger.PutToken(ctx, t)
-}
-
-func (f *failing) DeleteTokens(ctx context.Context, ids ...string) (command.DeleteTokensResult, error) {
-	if f.delete != nil {
-		return command.DeleteTokensResult{}, f.delete
-	}
-	return f.Ledger.DeleteTokens(ctx, ids...)
+	return f.Ledger.Apply(ctx, c)
 }
 
 // TestCodes checks that the codes tell callers whether to retry.
@@ -279,7 +280,7 @@ func TestOutliving(t *testing.T) {
 // forget ends workload w and removes its tokens, like another agent's sweep.
 func (w *world) forget() {
 	w.stop("w")
-	if _, err := w.ledger.DeleteTokens(w.t.Context(), w.noted()...); err != nil {
+	if _, err := cluster.Apply(w.t.Context(), w.ledger, &command.DeleteTokens{IDs: w.noted()}); err != nil {
 		w.t.Error(err)
 	}
 }
@@ -327,7 +328,7 @@ func TestLoginsEndByThemselves(t *testing.T) {
 	w.derive(young)
 	for token, ends := range map[claim.Token]time.Time{old: time.Now().Add(-2 * clockMargin), never: {}} {
 		token.Accessor, token.ExpiresAt = w.nextID(), ends
-		if _, err := w.ledger.PutToken(t.Context(), token); err != nil {
+		if _, err := cluster.Apply(t.Context(), w.ledger, &command.PutToken{Token: token}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
@@ -106,7 +107,8 @@ func (w *world) start(id, node, consul string, services ...string) (tokens []cla
 	for _, s := range services {
 		tokens = append(tokens, claim.Token{ID: w.nextID(), Workload: ref(id), Node: node, Service: s, Consul: consul})
 	}
-	if _, err := w.ledger.StartWorkload(w.t.Context(), claim.Run{Ref: ref(id), Node: node}, nil, tokens...); err != nil {
+	if _, err := cluster.Apply(w.t.Context(), w.ledger,
+		command.Start(claim.Run{Ref: ref(id), Node: node}, nil, tokens...)); err != nil {
 		w.t.Fatal(err)
 	}
 	return tokens
@@ -114,7 +116,7 @@ func (w *world) start(id, node, consul string, services ...string) (tokens []cla
 
 func (w *world) stop(id string) {
 	w.t.Helper()
-	if _, err := w.ledger.EndRun(w.t.Context(), claim.Run{Ref: ref(id)}); err != nil {
+	if _, err := cluster.Apply(w.t.Context(), w.ledger, command.End(claim.Run{Ref: ref(id)})); err != nil {
 		w.t.Fatal(err)
 	}
 }

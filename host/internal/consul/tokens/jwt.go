@@ -17,7 +17,9 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/sdk/identity"
@@ -114,7 +116,7 @@ func (a *Authority) signingKeys(ctx context.Context) (standing claim.SigningKey,
 	if err == nil && !found {
 		var made claim.SigningKey
 		if made, err = a.makeSigningKey(); err == nil {
-			standing, err = a.Ledger.PutSigningKey(ctx, made)
+			standing, err = cluster.Apply(ctx, a.Ledger, &command.PutSigningKey{Key: made})
 		}
 	}
 	if err != nil {

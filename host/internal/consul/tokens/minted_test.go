@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -72,7 +74,8 @@ func TestMinted(t *testing.T) {
 		if noted := w.noted(); !slices.Equal(noted, []string{both[1].ID}) {
 			t.Errorf("the ledger has %v", noted)
 		}
-		if _, err := w.ledger.DeleteTokens(t.Context(), both[1].ID); err != nil {
+		if _, err := cluster.Apply(t.Context(), w.ledger,
+			&command.DeleteTokens{IDs: []string{both[1].ID}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.Revoke(w.within(), both[1], ""); err != nil || len(has(w)) != 0 {

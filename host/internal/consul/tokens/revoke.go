@@ -8,7 +8,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/internal/refusal"
@@ -41,13 +43,13 @@ func (a *Authority) Revoke(ctx context.Context, t claim.Token, secret string) er
 		return err
 	}
 	failpoint.Here("token", "revoked")
-	_, err = a.Ledger.DeleteTokens(ctx, t.ID)
+	_, err = cluster.Apply(ctx, a.Ledger, &command.DeleteTokens{IDs: []string{t.ID}})
 	return ledgerError(err)
 }
 
 // Forget removes the record of a token that Consul has never made: it was not asked, or has refused.
 func (a *Authority) Forget(ctx context.Context, t claim.Token) error {
-	_, err := a.Ledger.DeleteTokens(ctx, t.ID)
+	_, err := cluster.Apply(ctx, a.Ledger, &command.DeleteTokens{IDs: []string{t.ID}})
 	return ledgerError(err)
 }
 

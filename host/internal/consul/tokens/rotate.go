@@ -14,7 +14,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/identity"
@@ -84,7 +86,7 @@ func (a *Authority) RotateKey(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if rotation, err = a.Ledger.RotateSigningKey(ctx, next); err != nil {
+	if rotation, err = cluster.Apply(ctx, a.Ledger, &command.RotateSigningKey{Next: next}); err != nil {
 		return ledgerError(err)
 	}
 	a.phaseBegan(rotation)
@@ -163,7 +165,7 @@ func (a *Authority) endPhase(ctx context.Context) (rotates bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	next, err := a.Ledger.AdvanceKeyRotation(ctx, is)
+	next, err := cluster.Apply(ctx, a.Ledger, &command.AdvanceKeyRotation{Key: is.Key.ID, Phase: is.Phase})
 	if err != nil && !errors.Is(err, claim.ErrConflict) {
 		return true, err
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -202,7 +203,7 @@ func (a *Authority) sweep(ctx context.Context, orphans []*orphan) {
 		for i, o := range part {
 			ids[i] = o.Token.ID
 		}
-		if _, err := a.Ledger.DeleteTokens(ctx, ids...); err != nil {
+		if _, err := cluster.Apply(ctx, a.Ledger, &command.DeleteTokens{IDs: ids}); err != nil {
 			for _, o := range part {
 				o.Err = fmt.Errorf("it is revoked, but its record could not be removed: %w", ledgerError(err))
 			}

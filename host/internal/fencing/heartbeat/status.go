@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -129,7 +130,7 @@ func (t *Tracker) change(ctx context.Context, term *leaderTerm, n *node) {
 	}
 	status, silent := n.changing, time.Since(n.heard)
 	t.mu.Unlock()
-	result, err := t.Cluster.SetNodeStatus(ctx, n.name, status, "")
+	result, err := cluster.SetNodeStatus(ctx, t.Cluster, n.name, status, "")
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {

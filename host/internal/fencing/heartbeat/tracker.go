@@ -17,6 +17,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/time/rate"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -29,12 +30,10 @@ var ErrNotAnswered = errors.New("this server does not answer heartbeats now")
 
 // Ledger is what a Tracker needs of the cluster (*cluster.Node).
 type Ledger interface {
+	cluster.Ledger
 	// ReadLatest reads on the leader, after it has made sure that it leads.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
-	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult,
-		error)
-	PutLiveness(ctx context.Context, l claim.Liveness) (claim.Liveness, error)
 }
 
 // Bounds of the work on nodes' statuses.
@@ -136,7 +135,7 @@ func (t *Tracker) begin(ctx context.Context) (*leaderTerm, error) {
 	}
 	term.inherited = lease.Longest(before, t.Liveness)
 	if term.inherited != before {
-		if _, err := t.Cluster.PutLiveness(ctx, term.inherited); err != nil {
+		if _, err := cluster.Apply(ctx, t.Cluster, &command.PutLiveness{Liveness: term.inherited}); err != nil {
 			return nil, fmt.Errorf("record what nodes are promised: %w", err)
 		}
 	}
@@ -164,7 +163,7 @@ func (t *Tracker) putPromise(ctx context.Context, term *leaderTerm) {
 	case <-time.After(time.Until(term.began.Add(lease.ReleaseAfter(term.inherited)))):
 	}
 	for ctx.Err() == nil {
-		if _, err := t.Cluster.PutLiveness(ctx, term.promise); err == nil {
+		if _, err := cluster.Apply(ctx, t.Cluster, &command.PutLiveness{Liveness: term.promise}); err == nil {
 			return
 		}
 		select {

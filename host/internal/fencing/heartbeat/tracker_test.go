@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -46,17 +47,17 @@ type statusSet struct {
 	at     time.Time
 }
 
-func (l *fakeLedger) SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus,
-	by string,
-) (command.SetNodeStatusResult, error) {
-	l.mu.Lock()
-	l.sets = append(l.sets, statusSet{name, status, time.Now()})
-	err := l.fail
-	l.mu.Unlock()
-	if err != nil && status == claim.NodeDown {
-		return command.SetNodeStatusResult{}, err
+func (l *fakeLedger) Apply(ctx context.Context, c command.Command) (any, error) {
+	if set, ok := c.(*command.SetNodeStatus); ok {
+		l.mu.Lock()
+		l.sets = append(l.sets, statusSet{set.Name, set.Status, time.Now()})
+		err := l.fail
+		l.mu.Unlock()
+		if err != nil && set.Status == claim.NodeDown {
+			return nil, err
+		}
 	}
-	return l.Server.SetNodeStatus(ctx, name, status, by)
+	return l.Server.Apply(ctx, c)
 }
 
 // first returns the time at which a node first got a status.
@@ -95,7 +96,8 @@ func (l *fakeLedger) liveness(t *testing.T) (now claim.Liveness) {
 
 func (l *fakeLedger) put(t *testing.T, name string) {
 	t.Helper()
-	if _, err := l.PutNode(t.Context(), claim.Node{Name: name, BootID: "boot"}); err != nil {
+	if _, err := cluster.Apply(t.Context(), l,
+		&command.PutNode{Node: claim.Node{Name: name, BootID: "boot"}}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -182,7 +184,7 @@ func TestNewLeaderKeepsEarlierPromises(t *testing.T) {
 	l := &fakeLedger{Server: clustertest.Start(t)}
 	l.put(t, "a")
 	promised := claim.Liveness{HeartbeatTTL: 500 * time.Millisecond, StopAfter: time.Second, Margin: 4 * time.Second}
-	if _, err := l.PutLiveness(t.Context(), promised); err != nil {
+	if _, err := cluster.Apply(t.Context(), l, &command.PutLiveness{Liveness: promised}); err != nil {
 		t.Fatal(err)
 	}
 	before := time.Now()
@@ -243,7 +245,8 @@ func TestNoPromiseToAnotherMachine(t *testing.T) {
 		t.Error("claims of a node that is not registered are kept")
 	}
 	hash := strings.Repeat("0", 64)
-	put, err := l.PutNode(t.Context(), claim.Node{Name: "a", BootID: "boot", SecretHash: hash})
+	put, err := cluster.Apply(t.Context(), l,
+		&command.PutNode{Node: claim.Node{Name: "a", BootID: "boot", SecretHash: hash}})
 	check.NoError(t, err)
 	a, err := h.Answer(t.Context(), "a", "boot")
 	if err != nil || a.LostIndex != put.Node.CreateIndex || a.Index < a.LostIndex {
@@ -315,7 +318,7 @@ func TestNodesAreFollowed(t *testing.T) {
 	a.changing = claim.NodeDown
 	h.mu.Unlock()
 	for _, status := range []claim.NodeStatus{claim.NodeDown, claim.NodeReady} {
-		_, err = l.SetNodeStatus(t.Context(), "a", status, "")
+		_, err = cluster.SetNodeStatus(t.Context(), l, "a", status, "")
 		check.NoError(t, err)
 	}
 	list()
@@ -330,7 +333,7 @@ func TestNodesAreFollowed(t *testing.T) {
 		t.Errorf("a node that has registered again is %s, its claims are kept until %v", a.status, a.keepUntil)
 	}
 
-	_, err = l.DeleteNode(t.Context(), "b")
+	_, err = cluster.Apply(t.Context(), l, &command.DeleteNode{Name: "b"})
 	check.NoError(t, err)
 	list()
 	b := term.nodes["b"]

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -72,7 +73,7 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 			return "", err
 		}
 		// The workload does not run there any more, and may be started elsewhere.
-		if _, err := w.Cluster.EndRun(ctx, claim.Run{Ref: c.Workload, Node: c.Node}); err != nil {
+		if _, err := cluster.Apply(ctx, w.Cluster, command.End(claim.Run{Ref: c.Workload, Node: c.Node})); err != nil {
 			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 		}
 	}
@@ -97,8 +98,11 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 }
 
 func (w *Watcher) forced(ctx context.Context, c claim.Claim, to claim.State, by string) error {
-	_, err := w.Cluster.AdvanceClaims(ctx, by,
-		command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
+	_, err := cluster.Apply(ctx, w.Cluster,
+		&command.AdvanceClaims{By: by, Items: []command.Advance{{
+			Volume: c.Volume, Workload: c.Workload, Index: c.Index,
+			To: to,
+		}}})
 	if err != nil {
 		return fmt.Errorf("free the claim of workload %q: %w", c.Workload, err)
 	}
@@ -150,8 +154,8 @@ func (w *Watcher) end(ctx context.Context, c claim.Claim, v claim.Volume) (did s
 	if did, err = w.stop(ctx, c, v); err != nil || !known {
 		return did, err
 	}
-	if _, err := w.Cluster.EndRun(ctx,
-		claim.Run{Ref: c.Workload, Node: before.Node, Index: before.CreateIndex}); err != nil {
+	if _, err := cluster.Apply(ctx, w.Cluster,
+		command.End(claim.Run{Ref: c.Workload, Node: before.Node, Index: before.CreateIndex})); err != nil {
 		return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 	}
 	return did, nil

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -96,7 +97,7 @@ func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, er
 		}},
 		{GarbageNode, w.clearNodes},
 		{GarbageACLToken, func(ctx context.Context, some []Garbage) ([]Garbage, error) {
-			if _, err := w.Cluster.ExpireACLTokens(ctx); err != nil {
+			if _, err := cluster.ExpireACLTokens(ctx, w.Cluster); err != nil {
 				return nil, err
 			}
 			return some, nil
@@ -265,7 +266,7 @@ func (w *Watcher) clearClaims(ctx context.Context, some []Garbage) (gone []Garba
 		for i, g := range part {
 			items[i] = g.claim
 		}
-		if _, err := w.Cluster.AdvanceClaims(ctx, "", items...); err != nil {
+		if _, err := cluster.Apply(ctx, w.Cluster, &command.AdvanceClaims{Items: items}); err != nil {
 			return gone, err
 		}
 		gone = append(gone, part...)
@@ -275,7 +276,7 @@ func (w *Watcher) clearClaims(ctx context.Context, some []Garbage) (gone []Garba
 
 func (w *Watcher) clearWorkloads(ctx context.Context, now time.Time, some []Garbage) ([]Garbage, error) {
 	for {
-		result, err := w.Cluster.DeleteWorkloads(ctx, now.Add(-w.GC.Workloads))
+		result, err := cluster.Apply(ctx, w.Cluster, &command.DeleteWorkloads{EndedBefore: now.Add(-w.GC.Workloads)})
 		switch {
 		case err != nil:
 			return nil, err
@@ -292,7 +293,8 @@ func (w *Watcher) clearDrivers(ctx context.Context, now time.Time, some []Garbag
 		for i, g := range part {
 			ids[i] = g.ID
 		}
-		result, err := w.Cluster.DeleteDrivers(ctx, now.Add(-w.GC.Drivers), ids...)
+		result, err := cluster.Apply(ctx, w.Cluster,
+			&command.DeleteDrivers{IDs: ids, IfUnusedBefore: now.Add(-w.GC.Drivers)})
 		if err != nil {
 			return gone, err
 		}
@@ -313,7 +315,7 @@ func (w *Watcher) clearNodes(ctx context.Context, some []Garbage) (gone []Garbag
 			errs = append(errs, fmt.Errorf("what the node %q has left in Consul: %w", g.ID, err))
 			continue
 		}
-		result, err := w.Cluster.DeleteDownNode(ctx, g.node)
+		result, err := cluster.Apply(ctx, w.Cluster, &command.DeleteNode{Name: g.node.Name, IfDown: g.node.StatusIndex})
 		if errs = append(errs, err); err == nil && result.Found {
 			gone = append(gone, g)
 		}

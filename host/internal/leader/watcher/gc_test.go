@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -85,8 +86,16 @@ func TestTheLookForGarbageEndsWithItsContext(t *testing.T) {
 	cancel()
 	err := w.ledger.Read(t.Context(), func(tx *state.ReadTx) error {
 		for name, look := range map[string]func(context.Context, *state.ReadTx) error{
-			"claims":    func(ctx context.Context, tx *state.ReadTx) error { _, err := overdue(ctx, tx, time.Now()); return err },
-			"workloads": func(ctx context.Context, tx *state.ReadTx) error { _, err := ended(ctx, tx, time.Now()); return err },
+			"claims": func(ctx context.Context, tx *state.ReadTx) error {
+				_, err := overdue(ctx, tx,
+					time.Now())
+				return err
+			},
+			"workloads": func(ctx context.Context, tx *state.ReadTx) error {
+				_, err := ended(ctx, tx,
+					time.Now())
+				return err
+			},
 		} {
 			if err := look(ctx, tx); !errors.Is(err, context.Canceled) {
 				t.Errorf("%s: %v", name, err)
@@ -105,11 +114,11 @@ func TestUnusedDriversAndEndedWorkloadsAreDeleted(t *testing.T) {
 	node := claim.Node{Name: "a", BootID: "b", Drivers: map[string]claim.NodeDriver{
 		"d": {ID: "d", Type: claim.Monolith}, "unused": {ID: "unused", Type: claim.Monolith},
 	}}
-	if _, err := w.ledger.PutNode(t.Context(), node); err != nil {
+	if _, err := cluster.Apply(t.Context(), w.ledger, &command.PutNode{Node: node}); err != nil {
 		t.Fatal(err)
 	}
 	node.Drivers = nil
-	if _, err := w.ledger.PutNode(t.Context(), node); err != nil {
+	if _, err := cluster.Apply(t.Context(), w.ledger, &command.PutNode{Node: node}); err != nil {
 		t.Fatal(err)
 	}
 	w.start("w", "a", "v")
@@ -131,8 +140,11 @@ func TestUnusedDriversAndEndedWorkloadsAreDeleted(t *testing.T) {
 	if !found {
 		t.Error("a workload that still has a claim was forgotten")
 	}
-	if _, err := w.ledger.AdvanceClaims(t.Context(), "",
-		command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: claim.Freed}); err != nil {
+	if _, err := cluster.Apply(t.Context(), w.ledger,
+		&command.AdvanceClaims{Items: []command.Advance{{
+			Volume: ref("v"), Workload: workloadRef("w"),
+			To: claim.Freed,
+		}}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Collect(t.Context(), false); err != nil {
@@ -152,11 +164,12 @@ func TestDownNodesAreDeleted(t *testing.T) {
 		w.putNode(name, "boot")
 	}
 	only := []string{"dev"}
-	if _, err := w.ledger.SetNodeDuty(t.Context(), command.SetNodeDuty{Name: "bound", Namespaces: &only}); err != nil {
+	if _, err := cluster.Apply(t.Context(), w.ledger,
+		&command.SetNodeDuty{Name: "bound", Namespaces: &only}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"down", "back", "bound"} {
-		if _, err := w.ledger.SetNodeStatus(t.Context(), name, claim.NodeDown, ""); err != nil {
+		if _, err := cluster.SetNodeStatus(t.Context(), w.ledger, name, claim.NodeDown, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -166,7 +179,7 @@ func TestDownNodesAreDeleted(t *testing.T) {
 	}
 	w.putNode("back", "boot")
 	// it is away again, for a moment
-	if _, err := w.ledger.SetNodeStatus(t.Context(), "back", claim.NodeDisconnected, ""); err != nil {
+	if _, err := cluster.SetNodeStatus(t.Context(), w.ledger, "back", claim.NodeDisconnected, ""); err != nil {
 		t.Fatal(err)
 	}
 	var forgotten []string

@@ -9,8 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 )
 
 var errUnreachable = errors.New("connection refused")
@@ -41,7 +43,8 @@ func (o *others) Detach(ctx context.Context, c claim.Claim, _ claim.Volume) (str
 
 func (w *world) putNode(name, boot string) {
 	w.t.Helper()
-	if _, err := w.ledger.PutNode(w.t.Context(), claim.Node{Name: name, BootID: boot}); err != nil {
+	if _, err := cluster.Apply(w.t.Context(), w.ledger,
+		&command.PutNode{Node: claim.Node{Name: name, BootID: boot}}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -65,7 +68,7 @@ func TestANewNodeBringsADriver(t *testing.T) {
 		Name: "new", BootID: "b",
 		Drivers: map[string]claim.NodeDriver{"d": {ID: "d", Type: claim.Monolith}},
 	}
-	if _, err := w.ledger.PutNode(t.Context(), node); err != nil {
+	if _, err := cluster.Apply(t.Context(), w.ledger, &command.PutNode{Node: node}); err != nil {
 		t.Fatal(err)
 	}
 	w.freed("v")
@@ -112,7 +115,7 @@ func TestNodeThatIsDown(t *testing.T) {
 	w.start("ends", "b", "left")
 	w.stop("ends")
 	w.eventually("the release waits", func() bool { a, _ := w.Attempt(ref("left")); return a.Error != "" })
-	if _, err := w.ledger.SetNodeStatus(t.Context(), "b", claim.NodeDown, ""); err != nil {
+	if _, err := cluster.SetNodeStatus(t.Context(), w.ledger, "b", claim.NodeDown, ""); err != nil {
 		t.Fatal(err)
 	}
 	w.freed("v")
@@ -228,7 +231,7 @@ func TestGarbage(t *testing.T) {
 	w.start("old", "a")
 	w.stop("old")
 	for _, name := range []string{"b", "c"} {
-		if _, err := w.ledger.SetNodeStatus(t.Context(), name, claim.NodeDown, ""); err != nil {
+		if _, err := cluster.SetNodeStatus(t.Context(), w.ledger, name, claim.NodeDown, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -236,7 +239,7 @@ func TestGarbage(t *testing.T) {
 		Accessor: "00000000-0000-4000-8000-000000000001", SecretHash: strings.Repeat("ab", 32),
 		Name: "short", Type: acl.Management, ExpiresAt: time.Now().Add(10 * time.Millisecond),
 	}
-	if _, err := w.ledger.PutACLTokens(t.Context(), token); err != nil {
+	if _, err := cluster.Apply(t.Context(), w.ledger, &command.PutACLTokens{Tokens: []acl.Token{token}}); err != nil {
 		t.Fatal(err)
 	}
 	for time.Now().Before(token.ExpiresAt) {
@@ -266,7 +269,7 @@ func TestGarbage(t *testing.T) {
 	}
 	w.GC.Nodes = 0
 	w.putNode("d", "1")
-	if _, err := w.ledger.SetNodeStatus(t.Context(), "d", claim.NodeDown, ""); err != nil {
+	if _, err := cluster.SetNodeStatus(t.Context(), w.ledger, "d", claim.NodeDown, ""); err != nil {
 		t.Fatal(err)
 	}
 	if got := list(w.Collect(t.Context(), false)); len(got) > 0 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -135,7 +136,7 @@ func (w *Watcher) othersThere(ctx context.Context, c claim.Claim) (others bool, 
 func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) error {
 	failpoint.Here(string(to), "advance")
 	item := command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to}
-	_, err := w.Cluster.AdvanceClaims(ctx, "", item)
+	_, err := cluster.Apply(ctx, w.Cluster, &command.AdvanceClaims{Items: []command.Advance{item}})
 	failpoint.Here(string(to), "advanced")
 	if err != nil {
 		return fmt.Errorf("mark the claim of workload %q on volume %q as %s: %w", c.Workload, c.Volume, to, err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -36,8 +37,11 @@ func TestNewLeaderContinuesFromEachState(t *testing.T) {
 			w.volume("v")
 			w.start("w", "a", "v")
 			w.stop("w")
-			if _, err := w.ledger.AdvanceClaims(t.Context(), "",
-				command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: from}); err != nil {
+			if _, err := cluster.Apply(t.Context(), w.ledger,
+				&command.AdvanceClaims{Items: []command.Advance{{
+					Volume: ref("v"), Workload: workloadRef("w"),
+					To: from,
+				}}}); err != nil {
 				t.Fatal(err)
 			}
 			w.lead()
@@ -61,8 +65,11 @@ func TestTheNodesOwnWorkloadIsLeftToIt(t *testing.T) {
 		a, ok := w.Attempt(ref("v"))
 		return ok && a.Tries > 0
 	})
-	if _, err := w.ledger.AdvanceClaims(t.Context(), "",
-		command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: claim.NodeDetached}); err != nil {
+	if _, err := cluster.Apply(t.Context(), w.ledger,
+		&command.AdvanceClaims{Items: []command.Advance{{
+			Volume: ref("v"), Workload: workloadRef("w"),
+			To: claim.NodeDetached,
+		}}}); err != nil {
 		t.Fatal(err)
 	}
 	w.freed("v")
@@ -153,7 +160,7 @@ func TestADeregisteredVolumeEndsItsRelease(t *testing.T) {
 	w.start("w", "a", "v")
 	w.stop("w")
 	w.eventually("the release waits", func() bool { a, ok := w.Attempt(ref("v")); return ok && a.Error != "" })
-	if _, err := w.ledger.DeregisterVolume(t.Context(), ref("v"), true); err != nil {
+	if _, err := cluster.DeregisterVolume(t.Context(), w.ledger, ref("v"), true); err != nil {
 		t.Fatal(err)
 	}
 	w.eventually("the release has ended", func() bool { _, ok := w.Attempt(ref("v")); return !ok })
@@ -237,7 +244,11 @@ func TestDetachSaysWhyNot(t *testing.T) {
 	w.failing("detach v from a as d-a", errAway)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		w.eventually("the release has failed once", func() bool { a, ok := w.Attempt(ref("v")); return ok && a.Error != "" })
+		w.eventually("the release has failed once", func() bool {
+			a,
+				ok := w.Attempt(ref("v"))
+			return ok && a.Error != ""
+		})
 		cancel()
 	}()
 	got, err = w.Detach(ctx, ref("v"), "a", false, "op")

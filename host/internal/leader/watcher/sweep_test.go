@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 )
 
 // withToken starts a workload with one token.
@@ -16,8 +18,8 @@ func (w *world) withToken(id string) {
 	w.t.Helper()
 	w.tokens++
 	token := claim.Token{ID: fmt.Sprintf("00000000-0000-4000-8000-%012d", w.tokens), Service: "web", Consul: "default"}
-	if _, err := w.ledger.StartWorkload(w.t.Context(), claim.Run{Ref: workloadRef(id), Node: "a"}, nil,
-		token); err != nil {
+	if _, err := cluster.Apply(w.t.Context(), w.ledger,
+		command.Start(claim.Run{Ref: workloadRef(id), Node: "a"}, nil, token)); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -52,14 +54,16 @@ func TestTokensLeft(t *testing.T) {
 	if !left(tried) {
 		t.Error("not left by a run before")
 	}
-	if _, err := w.ledger.DeleteTokens(t.Context(), "00000000-0000-4000-8000-000000000002"); err != nil {
+	if _, err := cluster.Apply(t.Context(), w.ledger,
+		&command.DeleteTokens{IDs: []string{"00000000-0000-4000-8000-000000000002"}}); err != nil {
 		t.Fatal(err)
 	}
 	if left(begin) {
 		t.Error("left although it was revoked")
 	}
 	w.stop("ends")
-	if _, err := w.ledger.DeleteWorkloads(t.Context(), time.Now().Add(time.Hour)); err != nil {
+	if _, err := cluster.Apply(t.Context(), w.ledger,
+		&command.DeleteWorkloads{EndedBefore: time.Now().Add(time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
 	if left(begin) {

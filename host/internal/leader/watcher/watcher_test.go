@@ -12,7 +12,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/test/lib/clustertest"
@@ -153,12 +155,12 @@ func (w *world) volume(id string) { w.volumeOf("d", id) }
 
 func (w *world) volumeOf(driver, id string) {
 	w.t.Helper()
-	_, err := w.ledger.RegisterVolume(w.t.Context(), claim.Volume{
+	_, err := cluster.Apply(w.t.Context(), w.ledger, &command.RegisterVolume{Volume: claim.Volume{
 		Definition: claim.Definition{
 			VolumeRef: ref(id), PluginID: driver, ExternalID: "ext-" + id,
 			Capabilities: []claim.Capability{{AccessMode: claim.MultiNodeMultiWriter, AttachmentMode: claim.FileSystem}},
 		},
-	})
+	}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -175,14 +177,15 @@ func (w *world) start(id, node string, volumes ...string) {
 			DriverNodeID: "d-" + node,
 		})
 	}
-	if _, err := w.ledger.StartWorkload(w.t.Context(), claim.Run{Ref: workloadRef(id), Node: node}, want); err != nil {
+	if _, err := cluster.Apply(w.t.Context(), w.ledger,
+		command.Start(claim.Run{Ref: workloadRef(id), Node: node}, want)); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
 func (w *world) stop(id string) {
 	w.t.Helper()
-	if _, err := w.ledger.EndRun(w.t.Context(), claim.Run{Ref: workloadRef(id)}); err != nil {
+	if _, err := cluster.Apply(w.t.Context(), w.ledger, command.End(claim.Run{Ref: workloadRef(id)})); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -20,11 +20,8 @@ import (
 // then the mounting drivers that the host runs, and no workload can be started. When the drain is cancelled, the
 // drivers are started again and workloads may be.
 type Drainer struct {
-	Name   string
-	Ledger interface {
-		NodeRecord(ctx context.Context, name string, b cluster.Blocking) (claim.Node, uint64, error)
-		SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
-	}
+	Name      string
+	Ledger    cluster.Ledger
 	Workloads interface {
 		// Drain stops all workloads, lets none start, and returns when they are released.
 		Drain(ctx context.Context, reason string) error
@@ -50,7 +47,7 @@ func (d *Drainer) Run(ctx context.Context) {
 	pause := newPause()
 	b := cluster.Blocking{Wait: pollTimeout}
 	for ctx.Err() == nil {
-		n, index, err := d.Ledger.NodeRecord(ctx, d.Name, b)
+		n, index, err := cluster.Ask(ctx, d.Ledger, &command.QueryNode{Name: d.Name}, b)
 		if err != nil && !errors.Is(err, claim.ErrNodeNotFound) || index == 0 {
 			// The ledger cannot be reached. A running drain continues.
 			d.rest(ctx, pause)
@@ -133,7 +130,7 @@ func (d *Drainer) drainOnce(ctx context.Context, wanted claim.Drain, reason stri
 		return nil
 	}
 	wanted.DoneAt = time.Now().UTC()
-	_, err := d.Ledger.SetNodeDuty(ctx, command.SetNodeDuty{Name: d.Name, Drain: &wanted})
+	_, err := cluster.Apply(ctx, d.Ledger, &command.SetNodeDuty{Name: d.Name, Drain: &wanted})
 	return err
 }
 

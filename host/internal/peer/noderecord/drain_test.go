@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -65,7 +66,7 @@ type drained struct {
 
 func drainerOf(t *testing.T, h *hand) drained {
 	d := drained{hand: h, t: t, ledger: clustertest.Start(t)}
-	_, err := d.ledger.PutNode(t.Context(), claim.Node{Name: "n"})
+	_, err := cluster.Apply(t.Context(), d.ledger, &command.PutNode{Node: claim.Node{Name: "n"}})
 	must(t, err)
 	d.run()
 	return d
@@ -89,7 +90,7 @@ func (d drained) run() (stop func()) {
 func (d drained) duty(duty command.SetNodeDuty) {
 	d.t.Helper()
 	duty.Name = "n"
-	_, err := d.ledger.SetNodeDuty(d.t.Context(), duty)
+	_, err := cluster.Apply(d.t.Context(), d.ledger, &duty)
 	must(d.t, err)
 }
 
@@ -104,7 +105,7 @@ func (d drained) eventually(what string, is func() bool) {
 
 // record reads the node's record.
 func (d drained) isDone() bool {
-	n, _, err := d.ledger.NodeRecord(d.t.Context(), "n", command.Blocking{})
+	n, _, err := cluster.Ask(d.t.Context(), d.ledger, &command.QueryNode{Name: "n"}, command.Blocking{})
 	must(d.t, err)
 	return n.Drain != nil && !n.Drain.DoneAt.IsZero()
 }
@@ -145,7 +146,7 @@ func TestCancelledDrain(t *testing.T) {
 func TestADrainOverARestart(t *testing.T) {
 	h := &hand{held: make(chan struct{})}
 	d := drained{hand: h, t: t, ledger: clustertest.Start(t)}
-	_, err := d.ledger.PutNode(t.Context(), claim.Node{Name: "n"})
+	_, err := cluster.Apply(t.Context(), d.ledger, &command.PutNode{Node: claim.Node{Name: "n"}})
 	must(t, err)
 	d.duty(command.SetNodeDuty{Drain: &claim.Drain{By: "op"}})
 	stop := d.run()
@@ -165,7 +166,7 @@ func TestADrainOverARestart(t *testing.T) {
 func TestNodeIsDrainedOnceItIsRegistered(t *testing.T) {
 	d := drained{hand: &hand{}, t: t, ledger: clustertest.Start(t)}
 	d.run()
-	_, err := d.ledger.PutNode(t.Context(), claim.Node{Name: "n"})
+	_, err := cluster.Apply(t.Context(), d.ledger, &command.PutNode{Node: claim.Node{Name: "n"}})
 	must(t, err)
 	d.duty(command.SetNodeDuty{Drain: &claim.Drain{By: "op"}})
 	d.eventually("done", d.isDone)

@@ -9,17 +9,13 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/sdk/storage"
 )
-
-// Registry is where nodes are recorded.
-type Registry interface {
-	PutNode(ctx context.Context, n claim.Node) (command.PutNodeResult, error)
-}
 
 // Registrar keeps this node's record in the ledger up to date.
 type Registrar struct {
@@ -28,7 +24,7 @@ type Registrar struct {
 	// Address is where other agents reach this one, and SecretHash identifies the node (peer.Secret). Both are empty
 	// on a standalone host.
 	Address, SecretHash string
-	Cluster             Registry
+	Cluster             cluster.Ledger
 	Drivers             interface {
 		List() []drivers.Driver
 		Changed() <-chan struct{}
@@ -71,7 +67,7 @@ func (r *Registrar) Run(ctx context.Context) {
 func (r *Registrar) Put(ctx context.Context) error {
 	r.writing.Lock()
 	defer r.writing.Unlock()
-	_, err := r.Cluster.PutNode(ctx, r.record())
+	_, err := cluster.Apply(ctx, r.Cluster, &command.PutNode{Node: r.record()})
 	return err
 }
 

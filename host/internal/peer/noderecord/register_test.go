@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -20,6 +21,7 @@ import (
 // changing is a node whose driver has another version each time that it is looked at, and the ledger that it reports
 // to.
 type changing struct {
+	cluster.Ledger
 	version atomic.Int64
 	mu      sync.Mutex
 	last    claim.Node
@@ -33,11 +35,11 @@ func (c *changing) List() []drivers.Driver {
 
 func (c *changing) Changed() <-chan struct{} { return nil }
 
-func (c *changing) PutNode(_ context.Context, n claim.Node) (command.PutNodeResult, error) {
+func (c *changing) Apply(_ context.Context, put command.Command) (any, error) {
 	runtime.Gosched()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.last = n
+	c.last = put.(*command.PutNode).Node
 	return command.PutNodeResult{}, nil
 }
 

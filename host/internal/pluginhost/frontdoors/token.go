@@ -13,7 +13,9 @@ import (
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	ledger "github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/kmutex"
 	"github.com/pannier/pannier/sdk/api"
@@ -34,14 +36,8 @@ type Backend struct {
 	// Known fails for the secret of no token (ledger.ErrUnknownToken, ErrExpired), and if that is not known; nil: ACLs are
 	// off.
 	Known func(ctx context.Context, secret string) error
-	// Tokens makes them; nil: this agent is no server.
-	Tokens Tokens
-}
-
-// Tokens is the part of the ledger that has the tokens.
-type Tokens interface {
-	PutACLTokens(ctx context.Context, tokens ...ledger.Token) ([]ledger.Token, error)
-	DeleteACLTokens(ctx context.Context, accessors ...string) ([]ledger.Token, error)
+	// Ledger has the tokens; nil: this agent is no server.
+	Ledger cluster.Ledger
 }
 
 // Config has the dependencies of Doors.
@@ -145,7 +141,7 @@ func (d *Doors) secret(ctx context.Context, plugin string, access Access) (strin
 		return "", nil
 	case access.TokenFile != "":
 		return d.cfg.ReadSecret("file://" + access.TokenFile)
-	case d.backend.Tokens == nil:
+	case d.backend.Ledger == nil:
 		return "", errNoServer
 	}
 	unlock, err := d.minting.Lock(ctx, plugin)
@@ -197,10 +193,11 @@ func (d *Doors) mint(ctx context.Context, plugin string, access Access) (string,
 		Accessor: fmt.Sprintf("%x", id[:8]), SecretHash: ledger.Hash(secret), Name: name, Type: ledger.Client,
 		Policies: []string{access.Policy}, ExpiresAt: time.Now().Add(tokenLife),
 	}
-	if _, err := d.backend.Tokens.DeleteACLTokens(ctx, t.Accessor); err != nil {
+	if _, err := cluster.Apply(ctx, d.backend.Ledger,
+		&command.DeleteACLTokens{Accessors: []string{t.Accessor}}); err != nil {
 		return "", err
 	}
-	if _, err := d.backend.Tokens.PutACLTokens(ctx, t); err != nil {
+	if _, err := cluster.Apply(ctx, d.backend.Ledger, &command.PutACLTokens{Tokens: []ledger.Token{t}}); err != nil {
 		return "", err
 	}
 	for d.gone(ctx, secret) { // another server leads, and this one has not heard of it yet

@@ -3,6 +3,7 @@ package frontdoors
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -11,13 +12,16 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	ledger "github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/sdk/api"
 )
 
 // tokens is a ledger's tokens by their secrets' hashes.
 type tokens struct {
+	cluster.Ledger
 	all  map[string]ledger.Token
 	puts int
 	fail error
@@ -31,24 +35,26 @@ func (l *tokens) Granted(_ context.Context, hash string) (ledger.Granted, error)
 	return ledger.Granted{Token: t}, nil
 }
 
-func (l *tokens) PutACLTokens(_ context.Context, made ...ledger.Token) ([]ledger.Token, error) {
-	l.puts++
-	for _, t := range made {
-		if err := errors.Join(l.fail, t.Validate(time.Now())); err != nil {
-			return nil, err
+func (l *tokens) Apply(_ context.Context, c command.Command) (any, error) {
+	switch c := c.(type) {
+	case *command.PutACLTokens:
+		l.puts++
+		for _, t := range c.Tokens {
+			if err := errors.Join(l.fail, t.Validate(time.Now())); err != nil {
+				return nil, err
+			}
+			l.all[t.SecretHash] = t
 		}
-		l.all[t.SecretHash] = t
-	}
-	return made, nil
-}
-
-func (l *tokens) DeleteACLTokens(_ context.Context, accessors ...string) ([]ledger.Token, error) {
-	for hash, t := range l.all {
-		if t.Accessor == accessors[0] {
-			delete(l.all, hash)
+		return c.Tokens, nil
+	case *command.DeleteACLTokens:
+		for hash, t := range l.all {
+			if t.Accessor == c.Accessors[0] {
+				delete(l.all, hash)
+			}
 		}
+		return []ledger.Token(nil), nil
 	}
-	return nil, nil
+	return nil, fmt.Errorf("the ledger has no %T", c)
 }
 
 // open returns the doors of a host, and a function that makes a call as a plugin, with the tokens of its user if there
@@ -89,7 +95,7 @@ func known(l *tokens) func(ctx context.Context, secret string) error {
 func TestTokens(t *testing.T) {
 	l := &tokens{all: map[string]ledger.Token{}}
 	d, call := open(map[string]Access{"page": {Policy: "page"}, "filed": {TokenFile: "/etc/t"}},
-		Backend{Known: known(l), Tokens: l})
+		Backend{Known: known(l), Ledger: l})
 	only := func() ledger.Token {
 		t.Helper()
 		if len(l.all) != 1 {

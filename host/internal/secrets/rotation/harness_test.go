@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/test/lib/check"
@@ -160,36 +161,27 @@ type ledger struct {
 	s *server
 }
 
-func through[R any](s *server, call string, fn func() (R, error)) (result R, err error) {
-	if err := s.at("before " + call); err != nil {
-		return result, err
+func (l ledger) Apply(ctx context.Context, c command.Command) (result any, err error) {
+	call := "reseal"
+	switch c := c.(type) {
+	case *command.PutSecretsKey:
+		switch call = "name"; {
+		case c.Active:
+			call = "activate"
+		case c.Gone:
+			call = "remove"
+		}
+	case *command.ResealVolume:
+	default:
+		return l.Node.Apply(ctx, c)
 	}
-	if result, err = fn(); err != nil {
-		return result, err
+	if err := l.s.at("before " + call); err != nil {
+		return nil, err
 	}
-	return result, s.at("after " + call)
-}
-
-func (l ledger) PutSecretsKey(ctx context.Context, id string, active bool) (claim.SecretsKeys, error) {
-	call := "name"
-	if active {
-		call = "activate"
+	if result, err = l.Node.Apply(ctx, c); err != nil {
+		return nil, err
 	}
-	return through(l.s, call, func() (claim.SecretsKeys, error) { return l.Node.PutSecretsKey(ctx, id, active) })
-}
-
-func (l ledger) RemoveSecretsKey(ctx context.Context, id string) (claim.SecretsKeys, error) {
-	return through(l.s, "remove", func() (claim.SecretsKeys, error) { return l.Node.RemoveSecretsKey(ctx, id) })
-}
-
-func (l ledger) ResealVolume(ctx context.Context, ref claim.VolumeRef, index uint64, sealed []byte,
-	key string,
-) (claim.Volume, error) {
-	return through(l.s, "reseal", func() (claim.Volume,
-		error,
-	) {
-		return l.Node.ResealVolume(ctx, ref, index, sealed, key)
-	})
+	return result, l.s.at("after " + call)
 }
 
 // others reaches the other servers without a network, which package peer tests.
@@ -235,24 +227,27 @@ func (w *world) fill(volumes ...string) {
 	for _, id := range volumes {
 		sealed, named, err := leader.sealer.Seal(plain, secrets.ForVolume("default", id))
 		check.NoError(w.t, err)
-		_, err = leader.RegisterVolume(w.t.Context(), claim.Volume{
+		_, err = cluster.Apply(w.t.Context(), leader, &command.RegisterVolume{Volume: claim.Volume{
 			Definition: claim.Definition{
 				VolumeRef: claim.VolumeRef{Namespace: "default", ID: id}, Name: id, PluginID: "d", ExternalID: id,
 				Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
 			},
 			SealedSecrets: sealed, SecretsKey: named,
-		})
+		}})
 		check.NoError(w.t, err)
 	}
 	sealed, named, err := leader.sealer.Seal(plain, bound("s"))
 	check.NoError(w.t, err)
-	_, err = leader.PutSigningKey(w.t.Context(),
-		claim.SigningKey{ID: "s", Public: []byte("{}"), Sealed: sealed, SecretsKey: named})
+	_, err = cluster.Apply(w.t.Context(), leader,
+		&command.PutSigningKey{Key: claim.SigningKey{ID: "s", Public: []byte("{}"), Sealed: sealed, SecretsKey: named}})
 	check.NoError(w.t, err)
 	sealed, named, err = leader.sealer.Seal(plain, bound("n"))
 	check.NoError(w.t, err)
-	_, err = leader.RotateSigningKey(w.t.Context(),
-		claim.SigningKey{ID: "n", Public: []byte("{}"), Sealed: sealed, SecretsKey: named})
+	_, err = cluster.Apply(w.t.Context(), leader,
+		&command.RotateSigningKey{Next: claim.SigningKey{
+			ID: "n", Public: []byte("{}"), Sealed: sealed,
+			SecretsKey: named,
+		}})
 	check.NoError(w.t, err)
 }
 

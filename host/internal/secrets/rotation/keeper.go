@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
@@ -18,17 +19,13 @@ import (
 
 // Ledger is what a Keeper needs of cluster.Node.
 type Ledger interface {
+	cluster.Ledger
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	ChangedAt(topics ...state.Topic) uint64
 	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
 	// Servers lists all servers in raft's configuration, including this one.
 	Servers() ([]string, error)
-	PutSecretsKey(ctx context.Context, id string, active bool) (claim.SecretsKeys, error)
-	RemoveSecretsKey(ctx context.Context, id string) (claim.SecretsKeys, error)
-	ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModifyIndex uint64, sealed []byte, key string) (claim.Volume,
-		error)
-	ResealSigningKey(ctx context.Context, read claim.SigningKey, sealed []byte, key string) error
 }
 
 // Servers makes calls to the other servers (peer.Servers).

@@ -7,7 +7,9 @@ import (
 	"maps"
 	"time"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
 )
@@ -66,7 +68,7 @@ func (k *Keeper) removeOld(ctx context.Context, keys claim.SecretsKeys) error {
 			errs = append(errs, fmt.Errorf("the secrets key %s is still needed", id))
 			continue
 		}
-		if keys, err = k.Ledger.RemoveSecretsKey(ctx, id); err != nil {
+		if keys, err = cluster.Apply(ctx, k.Ledger, &command.PutSecretsKey{ID: id, Gone: true}); err != nil {
 			return err
 		}
 		k.Log.Info("an old secrets key was removed", "key", id)
@@ -112,7 +114,8 @@ func (k *Keeper) reseal(ctx context.Context, v claim.Volume) error {
 	if err != nil {
 		return err
 	}
-	_, err = k.Ledger.ResealVolume(ctx, v.VolumeRef, v.ModifyIndex, sealed, with)
+	_, err = cluster.Apply(ctx, k.Ledger,
+		&command.ResealVolume{Ref: v.VolumeRef, IfModifyIndex: v.ModifyIndex, SealedSecrets: sealed, KeyID: with})
 	if errors.Is(err, claim.ErrConflict) || errors.Is(err, claim.ErrVolumeNotFound) {
 		return nil
 	}
@@ -122,7 +125,9 @@ func (k *Keeper) reseal(ctx context.Context, v claim.Volume) error {
 func (k *Keeper) resealSigningKey(ctx context.Context, key claim.SigningKey) error {
 	sealed, with, err := k.Sealer.Reseal(key.Sealed, k.SigningKey(key.ID))
 	if err == nil {
-		err = k.Ledger.ResealSigningKey(ctx, key, sealed, with)
+		is := key
+		is.Sealed, is.SecretsKey = sealed, with
+		_, err = cluster.Apply(ctx, k.Ledger, &command.PutSigningKey{Key: is, IfSealed: key.Sealed})
 	}
 	if err != nil && !errors.Is(err, claim.ErrConflict) {
 		return fmt.Errorf("signing key %s: %w", key.ID, err)

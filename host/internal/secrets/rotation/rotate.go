@@ -8,7 +8,9 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/internal/errcode"
@@ -38,7 +40,7 @@ func (k *Keeper) Rotate(ctx context.Context) (id string, err error) {
 		if err := k.offer(ctx, key, everyServer); err != nil {
 			return "", err
 		}
-		if keys, err = k.Ledger.PutSecretsKey(ctx, id, false); err != nil {
+		if keys, err = cluster.Apply(ctx, k.Ledger, &command.PutSecretsKey{ID: id}); err != nil {
 			return "", err
 		}
 		if err := k.use(ctx, keys); err != nil {
@@ -61,7 +63,7 @@ func (k *Keeper) activate(ctx context.Context, id string) error {
 	if err := k.offer(ctx, key, everyServer); err != nil {
 		return err
 	}
-	keys, err := k.Ledger.PutSecretsKey(ctx, id, true)
+	keys, err := cluster.Apply(ctx, k.Ledger, &command.PutSecretsKey{ID: id, Active: true})
 	if err != nil {
 		return err
 	}
@@ -113,7 +115,7 @@ func (k *Keeper) nameFirst(ctx context.Context) (keys claim.SecretsKeys, err err
 	if err := k.offer(ctx, key, majority); err != nil {
 		return keys, err
 	}
-	if keys, err = k.Ledger.PutSecretsKey(ctx, key.ID(), true); err != nil {
+	if keys, err = cluster.Apply(ctx, k.Ledger, &command.PutSecretsKey{ID: key.ID(), Active: true}); err != nil {
 		return keys, err
 	}
 	k.Log.Info("the cluster has its first secrets key", "key", key.ID())

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
@@ -69,7 +70,7 @@ func TestStatusCountsWhatIsSealed(t *testing.T) {
 	for range 2 {
 		counts(first, 4)
 	}
-	_, err := w.leader().DeregisterVolume(t.Context(), claim.VolumeRef{Namespace: "default", ID: "a"}, false)
+	_, err := cluster.DeregisterVolume(t.Context(), w.leader(), claim.VolumeRef{Namespace: "default", ID: "a"}, false)
 	check.NoError(t, err)
 	counts(first, 3)
 	second, err := w.leader().keeper.Rotate(t.Context())

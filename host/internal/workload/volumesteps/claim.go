@@ -7,7 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 )
@@ -40,20 +42,21 @@ func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim
 	tokens []claim.Token,
 ) (number uint64, err error) {
 	epoch := s.Lease.Epoch() // before: a claim that is granted now is not released later under it
-	started, err := s.Ledger.StartWorkload(ctx, run, want, tokens)
+	started, err := cluster.Apply(ctx, s.Ledger, command.Start(run, want, tokens...))
 	if err != nil {
 		return 0, fmt.Errorf("claim its volumes on node %q: %w", s.Node, err)
 	}
+	number = started.Workload.CreateIndex
 	if err := set.granted(started, epoch); err != nil {
-		return started.Run, err
+		return number, err
 	}
-	return started.Run, s.checkLimits(ctx, set, started.Run)
+	return number, s.checkLimits(ctx, set, number)
 }
 
 // granted records what the ledger has granted. A start that continues after the host was away must
 // get the claims that it had: under other claims, what it has mounted is from a time when
 // another workload may have had the volume in between.
-func (set *Set) granted(started Started, epoch uint64) error {
+func (set *Set) granted(started command.StartWorkloadResult, epoch uint64) error {
 	var absent, lost []claim.VolumeRef
 	set.Update(func() {
 		for _, v := range set.Volumes {
@@ -84,7 +87,7 @@ func (set *Set) granted(started Started, epoch uint64) error {
 // prepare fills in what a request leaves open, checks that the driver is there, and records all
 // that a later undo needs.
 func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
-	info, err := s.Ledger.Volume(ctx, v.VolumeRef)
+	info, _, err := cluster.Ask(ctx, s.Ledger, &command.QueryVolume{Ref: v.VolumeRef}, cluster.Blocking{})
 	if err != nil {
 		return claim.Claim{}, err
 	}
@@ -244,14 +247,14 @@ func (s *Steps) Release(ctx context.Context, set *Set) error {
 // free releases claims of volumes that are unmounted; if wait is set it waits until the leader has freed them.
 func (s *Steps) free(ctx context.Context, set *Set, clean []claim.Claim, wait bool) error {
 	if len(clean) > 0 {
-		if err := s.Ledger.NodeDetached(ctx, clean); err != nil {
+		if err := cluster.NodeDetached(ctx, s.Ledger, clean); err != nil {
 			return fmt.Errorf("release the claims of workload %q: %w", set.Ref(), err)
 		}
 	}
 	if !wait {
 		return nil
 	}
-	if err := s.Ledger.AwaitFreed(ctx, clean); err != nil {
+	if err := cluster.AwaitFreed(ctx, s.Ledger, set.Ref(), clean); err != nil {
 		return fmt.Errorf("wait until the claims of workload %q are freed: %w", set.Ref(), err)
 	}
 	return nil

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 )
 
@@ -31,7 +33,7 @@ func (s *Steps) confirm(ctx context.Context, set *Set) error {
 	if confirmed {
 		return nil
 	}
-	standing, err := s.Ledger.ClaimsOf(ctx, set.Ref())
+	standing, _, err := cluster.Ask(ctx, s.Ledger, &command.QueryClaims{Workload: set.Ref()}, cluster.Blocking{})
 	if err != nil {
 		return fmt.Errorf("compare its claims with the ledger's: %w", err)
 	}

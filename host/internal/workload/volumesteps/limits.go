@@ -8,7 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/internal/errcode"
 )
 
@@ -89,12 +91,12 @@ func tooMany(v *Volume, node string, others []onNode) error {
 
 // claimedHere returns the volumes that are claimed on this node, those that were claimed first before the others.
 func (s *Steps) claimedHere(ctx context.Context) ([]onNode, error) {
-	_, claims, err := s.Ledger.OnNode(ctx, s.Node)
+	on, err := cluster.OnNode(ctx, s.Ledger, s.Node)
 	if err != nil {
 		return nil, fmt.Errorf("read the claims on node %q: %w", s.Node, err)
 	}
 	out := []onNode{}
-	for _, c := range claims {
+	for _, c := range on.Claims {
 		n := slices.IndexFunc(out, func(o onNode) bool { return o.ref == c.Volume })
 		if n < 0 {
 			n = len(out)
@@ -119,7 +121,7 @@ func (s *Steps) ofDriver(ctx context.Context, set *Set, here []onNode, driver st
 			}
 			continue
 		}
-		v, err := s.Ledger.Volume(ctx, o.ref)
+		v, _, err := cluster.Ask(ctx, s.Ledger, &command.QueryVolume{Ref: o.ref}, cluster.Blocking{})
 		switch {
 		case errors.Is(err, claim.ErrVolumeNotFound):
 		case err != nil:

@@ -21,6 +21,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
@@ -36,36 +37,6 @@ import (
 // DriverWait is how long a call waits for a driver that is not healthy yet, as after the start of
 // the host.
 const DriverWait = 30 * time.Second
-
-// Ledger is what the steps need of the cluster's replicated state.
-type Ledger interface {
-	// Volume reads one volume.
-	Volume(ctx context.Context, ref claim.VolumeRef) (claim.Volume, error)
-	// StartWorkload takes all of the claims or none, and records the tokens that Consul will be
-	// asked for, in one command. It may be repeated, with the same result. claim.ErrIneligible:
-	// the node takes no workloads now.
-	StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (Started, error)
-	// NodeDetached records that nothing of these claims' volumes is mounted for their workloads
-	// any more; the leader does the rest of the release. Workload, Volume, Node and Index select
-	// the claims; Index 0 selects any claim of that workload on that volume and node. A claim
-	// that does not exist is success.
-	NodeDetached(ctx context.Context, claims []claim.Claim) error
-	// AwaitFreed waits until none of these claims, selected as for NodeDetached, exists.
-	AwaitFreed(ctx context.Context, claims []claim.Claim) error
-	// ClaimsOf lists a workload's claims, on every node.
-	ClaimsOf(ctx context.Context, ref claim.WorkloadRef) ([]claim.Claim, error)
-	// OnNode lists the workloads that run or wait on a node, and the claims there.
-	OnNode(ctx context.Context, node string) ([]claim.Workload, []claim.Claim, error)
-}
-
-// Started is the ledger's answer to a workload's start.
-type Started struct {
-	// Run is the number of the run: claim.Workload.CreateIndex.
-	Run uint64
-	// Claims are in the order of the request, and Volumes[n] is the volume of Claims[n].
-	Claims  []claim.Claim
-	Volumes []claim.Volume
-}
 
 // Lease is this node's right to use volumes (lease.Lease). Nothing is mounted without one; when
 // it ends, the fence unmounts what is mounted.
@@ -91,7 +62,7 @@ type Steps struct {
 	Node       string
 	Layout     mounts.Layout
 	Journal    *journal.Journal
-	Ledger     Ledger
+	Ledger     cluster.Ledger
 	Lease      Lease
 	Controller Controller
 	Calls      drivers.Caller
