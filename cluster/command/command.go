@@ -8,7 +8,7 @@
 //
 // Commands are plain data. All of them carry the leader's time, because no clock may be read when they are
 // applied. A new command needs its type and its result type, a method of Ledger that applies it, and one row in
-// the registry (registry.go).
+// the registry (registry.go). TestGoldenEntries says which line testdata/entries.txt needs.
 package command
 
 import (

@@ -24,6 +24,13 @@ var upgrades = []mutant{
 		pkg: "./cluster/codec", run: "^TestRecords$",
 	},
 	{
+		name: "entry-renamed", promise: "entries of existing logs keep their meaning",
+		in: "cluster/command", decl: "EndWorkload",
+		old: "`json:\"node,omitempty\"`",
+		new: "`json:\"on_node,omitempty\"`",
+		pkg: "./cluster/command", run: "^TestGoldenEntries$",
+	},
+	{
 		name: "call-begun-too-late", promise: "a call is not begun by a program that is about to be replaced",
 		in: "host/internal/system/handover", decl: "Sockets.enters",
 		old: "	if s.held {\n",
