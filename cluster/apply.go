@@ -37,19 +37,19 @@ func (n *Node) Apply(ctx context.Context, c command.Command) (any, error) {
 	}
 	if term, decides := ctx.Value(termKey{}).(uint64); decides {
 		command.SetTerm(c, term)
-		return n.execute(ctx, c)
+		return n.ApplyHere(ctx, c)
 	}
 	if n.remote == nil {
 		if err := n.WaitReady(ctx); err != nil {
 			return nil, err
 		}
-		return n.execute(ctx, c)
+		return n.ApplyHere(ctx, c)
 	}
 	if err := SetKey(ctx, c); err != nil {
 		return nil, err
 	}
 	if n.Leader() {
-		result, err := n.execute(ctx, c)
+		result, err := n.ApplyHere(ctx, c)
 		moved := errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain)
 		if !moved || ctx.Err() != nil {
 			return result, err
@@ -58,18 +58,16 @@ func (n *Node) Apply(ctx context.Context, c command.Command) (any, error) {
 	return n.remote.Apply(ctx, c)
 }
 
-// ApplyFor applies another agent's command, with this server's time, if this server leads. After ErrNotLeader,
-// ErrUncertain and ErrClosed the command may be repeated.
-func (n *Node) ApplyFor(ctx context.Context, c command.Command) (any, error) {
+// ApplyHere puts a command into this server's log, with this server's time, if this server leads, and waits for its
+// result. It shares writes of the log and transactions with those of other callers. After ErrNotLeader, ErrUncertain
+// and ErrClosed the command may be repeated.
+func (n *Node) ApplyHere(ctx context.Context, c command.Command) (any, error) {
 	if !n.Leader() {
+		if n.running.Err() != nil {
+			return nil, command.ErrClosed
+		}
 		return nil, command.ErrNotLeader
 	}
-	return n.execute(ctx, c)
-}
-
-// execute puts a command into this server's log and waits for its result. It shares writes of the log and transactions
-// with those of other callers.
-func (n *Node) execute(ctx context.Context, c command.Command) (any, error) {
 	if err := needSpace(n.dir, spaceFor(c)); err != nil {
 		return nil, err
 	}

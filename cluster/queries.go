@@ -19,25 +19,18 @@ func (n *Node) Ask(ctx context.Context, q command.Query) (any, uint64, error) {
 		if err := n.WaitReady(ctx); err != nil {
 			return nil, 0, err
 		}
-		return n.answer(ctx, q)
+		return n.AskHere(ctx, q)
 	}
-	if n.Leader() {
-		answer, index, err := n.answer(ctx, q)
-		if !errors.Is(err, command.ErrNotLeader) || ctx.Err() != nil {
-			return answer, index, err
-		}
+	answer, index, err := n.AskHere(ctx, q)
+	if !errors.Is(err, command.ErrNotLeader) || ctx.Err() != nil {
+		return answer, index, err
 	}
 	return n.remote.Ask(ctx, q)
 }
 
-// AnswerQuery answers another agent's query if this server leads. After ErrNotLeader and ErrClosed the query may
-// be repeated.
-func (n *Node) AnswerQuery(ctx context.Context, q command.Query) (answer any, index uint64, err error) {
-	return n.answer(ctx, q)
-}
-
-// answer answers a query from this node's ledger, once it is due, if this node leads.
-func (n *Node) answer(ctx context.Context, q command.Query) (any, uint64, error) {
+// AskHere answers a query from this server's ledger, once it is due, if this server leads. After ErrNotLeader and
+// ErrClosed the query may be repeated.
+func (n *Node) AskHere(ctx context.Context, q command.Query) (any, uint64, error) {
 	b := q.Blocks()
 	if b.Wait > 0 && b.MinIndex > 0 {
 		if err := n.waitChange(ctx, b, state.Topics(q)); err != nil {

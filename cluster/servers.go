@@ -178,12 +178,11 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 	if !n.Leader() {
 		return command.ErrNotLeader
 	}
-	f := n.raft.GetConfiguration()
-	if err := f.Error(); err != nil {
-		return raftError(err)
+	servers, err := n.Servers()
+	if err != nil {
+		return err
 	}
-	known := slices.ContainsFunc(f.Configuration().Servers, func(s raft.Server) bool { return string(s.ID) == name })
-	if !known {
+	if !slices.Contains(servers, name) {
 		return fmt.Errorf("remove the server %q: %w", name, ErrNoPeer)
 	}
 	alive := name == n.name

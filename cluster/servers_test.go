@@ -146,7 +146,7 @@ func TestFollowerForwards(t *testing.T) {
 		command.ErrNotLeader) {
 		t.Errorf("a consistent read from a follower: %v", err)
 	}
-	_, err = follower.ApplyFor(within(t), &command.EndWorkload{Ref: workload("w")})
+	_, err = follower.ApplyHere(within(t), &command.EndWorkload{Ref: workload("w")})
 	if !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("a command for a follower: %v", err)
 	}

@@ -2,7 +2,6 @@ package peer
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
@@ -111,7 +111,7 @@ func TestAMaliciousNode(t *testing.T) {
 		must(t, err)
 		return out
 	}
-	carriedToken, err := json.Marshal(token)
+	carriedToken, err := codec.Marshal(token)
 	must(t, err)
 	apply := func(node string, c command.Command) func(secret string) error {
 		return func(secret string) error {
@@ -259,7 +259,7 @@ func TestAMaliciousNode(t *testing.T) {
 			t2 := token
 			t2.Node = "evil"
 			ctx, c := evil.call(t, w, s)
-			b, _ := json.Marshal(t2)
+			b, _ := codec.Marshal(t2)
 			_, err := c.RevokeToken(ctx, &peerv1.RevokeTokenRequest{Node: "evil", Token: b})
 			return err
 		}, own, "not to node"},

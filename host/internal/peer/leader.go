@@ -24,10 +24,10 @@ type Ledger interface {
 	Reader
 	// ReadLatest reads after confirming that this server leads.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
-	// ApplyFor applies a command, if this server leads.
-	ApplyFor(ctx context.Context, c command.Command) (result any, err error)
-	// AnswerQuery answers a query after confirming that this server leads.
-	AnswerQuery(ctx context.Context, q command.Query) (answer any, index uint64, err error)
+	// ApplyHere applies a command, if this server leads.
+	ApplyHere(ctx context.Context, c command.Command) (result any, err error)
+	// AskHere answers a query after confirming that this server leads.
+	AskHere(ctx context.Context, q command.Query) (answer any, index uint64, err error)
 	// Term is the term in which this server leads; 0: it does not lead.
 	Term() uint64
 	route.Local

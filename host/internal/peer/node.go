@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
@@ -160,7 +160,7 @@ func (s nodeService) VolumeStats(ctx context.Context, req *peerv1.VolumeStatsReq
 	if err != nil {
 		return nil, err
 	}
-	encoded, err := json.Marshal(stats)
+	encoded, err := codec.Marshal(stats)
 	return &peerv1.VolumeStatsResponse{Stats: encoded}, err
 }
 
@@ -171,7 +171,7 @@ func (s nodeService) Owns(_ context.Context, req *peerv1.OwnsRequest) (*peerv1.O
 	if err != nil || w.Release.Tries == 0 {
 		return resp, nil //nolint:nilerr // a workload that is not here has no release
 	}
-	resp.Release, err = json.Marshal(w.Release)
+	resp.Release, err = codec.Marshal(w.Release)
 	return resp, err
 }
 

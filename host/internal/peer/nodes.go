@@ -2,13 +2,13 @@ package peer
 
 import (
 	"context"
-	"encoding/json"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
@@ -106,7 +106,7 @@ func (n *Nodes) ExpandVolume(ctx context.Context, node string, v claim.Volume, m
 	if node == n.cfg.Name {
 		return n.cfg.Local.ExpandVolume(ctx, v, minBytes, maxBytes)
 	}
-	volume, err := json.Marshal(v)
+	volume, err := codec.Marshal(v)
 	if err != nil {
 		return 0, err
 	}
@@ -120,7 +120,7 @@ func (n *Nodes) VolumeStats(ctx context.Context, node string, v claim.Volume) (s
 	if node == n.cfg.Name {
 		return n.cfg.Local.VolumeStats(ctx, v)
 	}
-	volume, err := json.Marshal(v)
+	volume, err := codec.Marshal(v)
 	if err != nil {
 		return stats, err
 	}
@@ -149,10 +149,10 @@ func (n *Nodes) service(node string) peerv1.NodeServiceClient {
 
 // carried encodes a claim and its volume for sending.
 func carried(c claim.Claim, v claim.Volume) (claimed, volume []byte, err error) {
-	if claimed, err = json.Marshal(c); err != nil {
+	if claimed, err = codec.Marshal(c); err != nil {
 		return nil, nil, err
 	}
-	volume, err = json.Marshal(v)
+	volume, err = codec.Marshal(v)
 	return claimed, volume, err
 }
 

@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
@@ -108,7 +108,7 @@ func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err
 	var outcome []byte // of another server
 	err = s.do(ctx, applyTimeout, true,
 		func(ctx context.Context, l *Leader) (err error) {
-			result, err = l.Ledger.ApplyFor(ctx, c)
+			result, err = l.Ledger.ApplyHere(ctx, c)
 			return err
 		},
 		func(ctx context.Context, to peerv1.ServersServiceClient) (err error) {
@@ -134,7 +134,7 @@ func (s *Servers) Ask(ctx context.Context, q command.Query) (answer any, index u
 	var encoded []byte // by another server
 	err = s.do(ctx, queryTimeout+q.Blocks().Wait, false,
 		func(ctx context.Context, l *Leader) (err error) {
-			answer, index, err = l.Ledger.AnswerQuery(ctx, q)
+			answer, index, err = l.Ledger.AskHere(ctx, q)
 			return err
 		},
 		func(ctx context.Context, to peerv1.ServersServiceClient) error {
@@ -300,7 +300,7 @@ type NodeTokens struct {
 
 // Intend notes in the ledger that Consul will be asked for a token.
 func (n NodeTokens) Intend(ctx context.Context, t claim.Token) error {
-	encoded, err := json.Marshal(t)
+	encoded, err := codec.Marshal(t)
 	if err != nil {
 		return err
 	}
@@ -311,7 +311,7 @@ func (n NodeTokens) Intend(ctx context.Context, t claim.Token) error {
 
 // Derive has the leader ask Consul for the token that the ledger knows as t.ID.
 func (n NodeTokens) Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
-	encoded, err := json.Marshal(t)
+	encoded, err := codec.Marshal(t)
 	if err != nil {
 		return derived, "", err
 	}
@@ -326,7 +326,7 @@ func (n NodeTokens) Derive(ctx context.Context, t claim.Token) (derived claim.To
 
 // Revoke has the leader revoke a token, and forget it once Consul has said that it is gone.
 func (n NodeTokens) Revoke(ctx context.Context, t claim.Token, secret string) error {
-	encoded, err := json.Marshal(t)
+	encoded, err := codec.Marshal(t)
 	if err != nil {
 		return err
 	}

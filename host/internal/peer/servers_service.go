@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 
 	"google.golang.org/grpc/codes"
@@ -10,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 )
@@ -35,7 +35,7 @@ func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*p
 	if err := n.admitCommand(ctx, c); err != nil {
 		return nil, err
 	}
-	result, refusal := s.leader.Ledger.ApplyFor(ctx, c)
+	result, refusal := s.leader.Ledger.ApplyHere(ctx, c)
 	if deposed(refusal) {
 		return nil, refusal
 	}
@@ -52,7 +52,7 @@ func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*p
 	if err != nil {
 		return nil, err
 	}
-	result, index, err := s.leader.Ledger.AnswerQuery(ctx, q)
+	result, index, err := s.leader.Ledger.AskHere(ctx, q)
 	if deposed(err) || err != nil && ctx.Err() != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (s serversService) DeriveToken(ctx context.Context, req *peerv1.DeriveToken
 	if err != nil {
 		return nil, err
 	}
-	encoded, err := json.Marshal(derived)
+	encoded, err := codec.Marshal(derived)
 	return &peerv1.DeriveTokenResponse{Token: encoded, Secret: secret}, err
 }
 
@@ -171,9 +171,9 @@ func ownToken(req interface {
 	return t, nil
 }
 
-// decode decodes a JSON field of a message.
+// decode decodes a record in a message.
 func decode[T any](data []byte) (out T, err error) {
-	if err := json.Unmarshal(data, &out); err != nil {
+	if err := codec.Unmarshal(data, &out); err != nil {
 		return out, status.Errorf(codes.InvalidArgument, "the message carries no %T: %v", out, err)
 	}
 	return out, nil

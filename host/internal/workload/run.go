@@ -127,28 +127,22 @@ func (r *run) sideBySide(ctx context.Context, chains []chain) (first error) {
 	var failed sync.Once
 	for _, c := range chains {
 		running.Go(func() {
-			if err := r.doChain(ctx, c); err != nil {
-				failed.Do(func() {
-					first = err
-					interrupt(errAnotherStep)
-				})
+			for _, a := range c.actions {
+				if !a.when(r, c.of) {
+					continue
+				}
+				if err := r.do(ctx, a, c.of); err != nil {
+					failed.Do(func() {
+						first = err
+						interrupt(errAnotherStep)
+					})
+					return
+				}
 			}
 		})
 	}
 	running.Wait()
 	return first
-}
-
-func (r *run) doChain(ctx context.Context, c chain) error {
-	for _, a := range c.actions {
-		if !a.when(r, c.of) {
-			continue
-		}
-		if err := r.do(ctx, a, c.of); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // backward undoes what has an intent, in the reverse order. An undo that fails keeps the actions
@@ -170,7 +164,11 @@ func (r *run) backward(ctx context.Context) error {
 				if c.of.scope == eachService {
 					_ = r.endReported() // then the ledger takes no new token of the workload
 				}
-				*err = r.undoChain(ctx, c)
+				for _, a := range slices.Backward(c.actions) {
+					if *err = r.undo(ctx, a, c.of); *err != nil {
+						return
+					}
+				}
 			})
 		}
 		others.Wait()
@@ -181,15 +179,6 @@ func (r *run) backward(ctx context.Context) error {
 		errs = append(errs, *err)
 	}
 	return errors.Join(errs...)
-}
-
-func (r *run) undoChain(ctx context.Context, c chain) error {
-	for _, a := range slices.Backward(c.actions) {
-		if err := r.undo(ctx, a, c.of); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // groups cuts the table into single actions of the whole workload and those between them, whose

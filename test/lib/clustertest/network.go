@@ -149,7 +149,7 @@ func (r *remote) Apply(ctx context.Context, c command.Command) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		result, err := n.ApplyFor(ctx, there)
+		result, err := n.ApplyHere(ctx, there)
 		if moved(ctx, err) {
 			return nil, err
 		}
@@ -163,7 +163,7 @@ func (r *remote) Apply(ctx context.Context, c command.Command) (any, error) {
 
 func (r *remote) Ask(ctx context.Context, q command.Query) (any, uint64, error) {
 	answer, err := r.call(ctx, func(n *cluster.Node) ([]byte, error) {
-		result, index, err := n.AnswerQuery(ctx, q)
+		result, index, err := n.AskHere(ctx, q)
 		if moved(ctx, err) {
 			return nil, err
 		}

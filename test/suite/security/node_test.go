@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -414,7 +415,7 @@ func (h hostile) secrets(ref claim.VolumeRef) ([]byte, error) {
 
 // intend asks for the right to get a token from Consul.
 func (h hostile) intend(token claim.Token) error {
-	encoded, err := json.Marshal(token)
+	encoded, err := codec.Marshal(token)
 	if err != nil {
 		return err
 	}

@@ -185,7 +185,12 @@ func (r *Router) round(ctx context.Context, c Call, tried *attempts) (done bool,
 			continue
 		}
 		asked[m.Name] = true
-		err := c.there(ctx, m)
+		attempt, cancel := ctx, func() {}
+		if c.Timeout > 0 {
+			attempt, cancel = context.WithTimeout(ctx, c.Timeout)
+		}
+		err := c.There(attempt, m)
+		cancel()
 		if !tried.note(m.Name, err) {
 			r.setLeader(m)
 			return true, err
@@ -199,15 +204,6 @@ func (r *Router) round(ctx context.Context, c Call, tried *attempts) (done bool,
 		}
 	}
 	return false, nil
-}
-
-func (c Call) there(ctx context.Context, m Member) error {
-	if c.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.Timeout)
-		defer cancel()
-	}
-	return c.There(ctx, m)
 }
 
 // find returns the server that another one considers the leader: a known one, or else at the address that was given

@@ -36,7 +36,7 @@ const (
 // Only servers may call it. Each call has the leader's term in the metadata "leader-term". A call with a
 // lower term than the node has seen is refused, because that server is no longer the leader.
 //
-// Records of the ledger are sent as JSON, in bytes. The secrets of a volume are encrypted in them: a node
+// Records are sent in bytes, as cluster/codec encodes them. The secrets of a volume are encrypted in them: a node
 // asks the servers for the secrets of volumes on which it holds a claim.
 type NodeServiceClient interface {
 	// ExpandVolume grows the mounts of a volume on the node (NodeExpandVolume). It may be repeated.
@@ -143,7 +143,7 @@ func (c *nodeServiceClient) NodeInfo(ctx context.Context, in *NodeInfoRequest, o
 // Only servers may call it. Each call has the leader's term in the metadata "leader-term". A call with a
 // lower term than the node has seen is refused, because that server is no longer the leader.
 //
-// Records of the ledger are sent as JSON, in bytes. The secrets of a volume are encrypted in them: a node
+// Records are sent in bytes, as cluster/codec encodes them. The secrets of a volume are encrypted in them: a node
 // asks the servers for the secrets of volumes on which it holds a claim.
 type NodeServiceServer interface {
 	// ExpandVolume grows the mounts of a volume on the node (NodeExpandVolume). It may be repeated.

@@ -10,7 +10,7 @@
 // A caller acts only for itself: node is the name in its certificate. A node that is not a server sends its
 // secret with each call, in the metadata "node-secret".
 //
-// Records of the ledger are sent as the ledger stores them: as JSON, in bytes.
+// Records are sent in bytes, as the ledger stores them (cluster/codec).
 
 package peerv1
 
