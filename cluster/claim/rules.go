@@ -6,40 +6,45 @@ import (
 	"time"
 )
 
-// rule is a cell of the mode table: whether a claim that another workload holds forbids a new one. With a nil rule
-// the claim is never allowed.
-type rule func(want, held *Claim) (forbids bool)
+// rule is a cell of the mode table: which claims of other workloads forbid a new one. Without a rule the claim is never
+// allowed.
+type rule string
 
-func always(_, _ *Claim) bool        { return false }
-func nobodyElse(_, _ *Claim) bool    { return true }
-func noOtherWriter(_, h *Claim) bool { return h.Mode != Read }
-
-// onOneNode treats an unknown (empty) node as another one; a wanted claim always has a node.
-func onOneNode(want, held *Claim) bool { return held.Node != want.Node }
+const (
+	anybody       rule = "anybody"
+	nobodyElse    rule = "nobody else"
+	noOtherWriter rule = "no other writer"
+	onOneNode     rule = "on one node"
+)
 
 // table is the mode table: the rules for read and write claims with each access mode.
-var table = map[AccessMode]struct{ read, write rule }{
-	SingleNodeReaderOnly:   {read: onOneNode, write: nil},
-	SingleNodeWriter:       {read: nobodyElse, write: nobodyElse},
-	SingleNodeSingleWriter: {read: nobodyElse, write: nobodyElse},
-	SingleNodeMultiWriter:  {read: onOneNode, write: onOneNode},
-	MultiNodeReaderOnly:    {read: always, write: nil},
-	MultiNodeSingleWriter:  {read: always, write: noOtherWriter},
-	MultiNodeMultiWriter:   {read: always, write: always},
+var table = map[AccessMode]map[Mode]rule{
+	SingleNodeReaderOnly:   {Read: onOneNode},
+	SingleNodeWriter:       {Read: nobodyElse, Write: nobodyElse},
+	SingleNodeSingleWriter: {Read: nobodyElse, Write: nobodyElse},
+	SingleNodeMultiWriter:  {Read: onOneNode, Write: onOneNode},
+	MultiNodeReaderOnly:    {Read: anybody},
+	MultiNodeSingleWriter:  {Read: anybody, Write: noOtherWriter},
+	MultiNodeMultiWriter:   {Read: anybody, Write: anybody},
+}
+
+// forbids reports whether a claim that another workload holds forbids the wanted one.
+func (r rule) forbids(want, held *Claim) bool {
+	switch r {
+	case anybody:
+		return false
+	case noOtherWriter:
+		return held.Mode != Read
+	case onOneNode: // an unknown (empty) node counts as another one; a wanted claim always has a node
+		return held.Node != want.Node
+	default:
+		return true
+	}
 }
 
 // AlwaysAllowed reports whether existing claims never forbid one of this mode, so that a caller need not read
 // them.
-func AlwaysAllowed(access AccessMode, mode Mode) bool {
-	switch access {
-	case MultiNodeMultiWriter:
-		return mode == Read || mode == Write
-	case MultiNodeReaderOnly, MultiNodeSingleWriter:
-		return mode == Read
-	default:
-		return false
-	}
-}
+func AlwaysAllowed(access AccessMode, mode Mode) bool { return table[access][mode] == anybody }
 
 // Take decides whether want may be taken on v, given the claims held, at the time that the leader stamped. held
 // may leave out claims where AlwaysAllowed holds, but never one of want's own workload. A claim counts until it is
@@ -81,14 +86,11 @@ func Take(v Volume, held []Claim, want Claim, at time.Time) (granted Claim, crea
 	if current := (Capability{v.AccessMode, v.AttachmentMode}); v.AccessMode != "" && current != modes {
 		return Claim{}, false, refuse(ErrModes, held, "cannot be claimed as %s while it is in use as %s", modes, current)
 	}
-	cell := table[want.AccessMode].read
-	if want.Mode == Write {
-		cell = table[want.AccessMode].write
-	}
-	if cell == nil {
+	cell, ok := table[want.AccessMode][want.Mode]
+	if !ok {
 		return Claim{}, false, refuse(ErrReadOnly, held, "has no %s claim: its access mode is %s", want.Mode, want.AccessMode)
 	}
-	if slices.ContainsFunc(held, func(h Claim) bool { return cell(&want, &h) }) {
+	if slices.ContainsFunc(held, func(h Claim) bool { return cell.forbids(&want, &h) }) {
 		return Claim{}, false, refuse(ErrHeld, held, "has no %s claim left", want.Mode)
 	}
 	want.State = Taken

@@ -108,13 +108,13 @@ func TestVerdicts(t *testing.T) {
 func TestPlant(t *testing.T) {
 	s := &session{root: testbin.Root(), dir: t.TempDir(), plain: map[string]func() verdict{}}
 	m := mutant{
-		name: "a", in: "cluster/claim", decl: "nobodyElse", old: "func nobodyElse(_, _ *Claim) bool    { return true }",
+		name: "a", in: "cluster/claim", decl: "rule.forbids", old: "		return held.Mode != Read\n",
 		pkg: claimPkg, run: "^TestModeTable$",
 	}
 	for new, want := range map[string]verdict{
-		"func nobodyElse(_, _ *Claim) bool { return false }": {true, "TestModeTable: "},
-		"func nobodyElse(_, _ *Claim) bool { return 1 < 2 }": {false, passes},
-		"func nobodyElse(_, _ *Claim) bool { return 1 }":     {false, "does not build"},
+		"		return held.Mode == Read\n":    {true, "TestModeTable: "},
+		"		return !(held.Mode == Read)\n": {false, passes},
+		"		return len(held.Mode)\n":       {false, "does not build"},
 	} {
 		m.new = new
 		if v := s.plant(t.Context(), m); v.caught != want.caught || !strings.Contains(v.why, want.why) {

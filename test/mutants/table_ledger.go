@@ -12,16 +12,16 @@ const (
 var ledger = []mutant{
 	{
 		name: "second-writer-admitted", promise: "claims that an access mode does not allow together never exist together",
-		in: "cluster/claim", decl: "noOtherWriter",
-		old: "func noOtherWriter(_, h *Claim) bool { return h.Mode != Read }",
-		new: "func noOtherWriter(_, h *Claim) bool { return h.Mode != Read && h.Mode != Write }",
+		in: "cluster/claim", decl: "rule.forbids",
+		old: "return held.Mode != Read\n",
+		new: "return held.Mode != Read && held.Mode != Write\n",
 		pkg: claimPkg, run: "^TestModeTable$",
 	},
 	{
 		name: "leaving-claim-ignored", promise: "a claim counts until it is freed",
 		in: "cluster/claim", decl: "Take",
-		old: "func(h Claim) bool { return cell(&want, &h) }",
-		new: "func(h Claim) bool { return h.State == Taken && cell(&want, &h) }",
+		old: "func(h Claim) bool { return cell.forbids(&want, &h) }",
+		new: "func(h Claim) bool { return h.State == Taken && cell.forbids(&want, &h) }",
 		pkg: claimPkg, run: "^TestNoSequenceBreaksTheModes$", args: []string{"-rapid.nofailfile"},
 	},
 	{

@@ -6,9 +6,9 @@ const watcherPkg = "./host/internal/leader/watcher"
 var releases = []mutant{
 	{
 		name: "freed-before-detached", promise: "a claim is freed after the volume is detached, never before",
-		in: "host/internal/leader/watcher", decl: "Watcher.releaseClaim",
-		old: "	if err := w.controllerDetach(ctx, c, v); err != nil {\n",
-		new: "	if err := ctx.Err(); err != nil {\n",
+		in: "host/internal/leader/watcher", decl: "releases",
+		old: "{claim.NodeDetached, (*Watcher).controllerDetach, claim.Freed},",
+		new: "{claim.NodeDetached, (*Watcher).nodeDetach, claim.Freed},",
 		pkg: watcherPkg, run: "^TestAClaimIsReleasedInOrder$",
 	},
 	{

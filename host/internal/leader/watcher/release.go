@@ -58,21 +58,30 @@ func (w *Watcher) anyReleasing(ctx context.Context, ref claim.VolumeRef) (bool, 
 	return slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.State.Releasing() }), err
 }
 
+// releases are the steps of a release after a workload's end: what is done for a claim in one state before it goes to
+// the next one. done is false if its node has to act first.
+var releases = []struct {
+	from claim.State
+	do   func(w *Watcher, ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error)
+	to   claim.State
+}{
+	{claim.Unpublishing, (*Watcher).nodeDetach, claim.NodeDetached},
+	{claim.NodeDetached, (*Watcher).controllerDetach, claim.Freed},
+}
+
 // releaseClaim takes one claim through its states. done is false if its node has to act first.
 func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
-	if c.State == claim.Unpublishing {
-		if done, err = w.nodeDetach(ctx, c, v); err != nil || !done {
+	for _, step := range releases {
+		if c.State != step.from {
+			continue
+		}
+		if done, err = step.do(w, ctx, c, v); err != nil || !done {
 			return false, err
 		}
-		if err := w.advance(ctx, c, claim.NodeDetached); err != nil {
+		if err := w.advance(ctx, c, step.to); err != nil {
 			return false, err
 		}
-	}
-	if err := w.controllerDetach(ctx, c, v); err != nil {
-		return false, err
-	}
-	if err := w.advance(ctx, c, claim.Freed); err != nil {
-		return false, err
+		c.State = step.to
 	}
 	w.reportFreed(c)
 	return true, nil
@@ -105,19 +114,19 @@ func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume)
 }
 
 // controllerDetach detaches the volume from the node if this was its last claim there.
-func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.Volume) error {
+func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
 	needed, err := w.Controllers.NeedsDetach(v.PluginID)
 	if err != nil || !needed {
-		return err
+		return err == nil, err
 	}
 	end, err := w.detaches.Lock(ctx, v.PluginID)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer end()
 	_, err = w.Controllers.Detach(ctx, v, c.Node, c.DriverNodeID,
 		func(ctx context.Context) (bool, error) { return w.othersThere(ctx, c) })
-	return err
+	return err == nil, err
 }
 
 // othersThere reports whether another claim on the claim's volume stands on its node. It fails if this server does not
