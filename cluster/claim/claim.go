@@ -6,7 +6,6 @@
 package claim
 
 import (
-	"cmp"
 	"slices"
 	"time"
 )
@@ -109,15 +108,4 @@ func (s State) Before(o State) bool {
 // skipped, since not every driver needs every call. Staying is allowed, so that a checkpoint can be repeated.
 func CanAdvance(from, to State) bool {
 	return from.Valid() && to.Valid() && !to.Before(from)
-}
-
-// Repair sets the fields that the record of an older version may lack, so that the rules err on the safe side: such a
-// claim is a writer's, with which nobody shares the volume. node is where its workload runs; if that is empty too, it
-// counts as another node.
-func (c *Claim) Repair(node string) {
-	c.Mode = cmp.Or(c.Mode, Write)
-	c.AccessMode = cmp.Or(c.AccessMode, SingleNodeWriter)
-	c.AttachmentMode = cmp.Or(c.AttachmentMode, FileSystem)
-	c.State = cmp.Or(c.State, Taken)
-	c.Node = cmp.Or(c.Node, node)
 }

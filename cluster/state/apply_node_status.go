@@ -124,7 +124,7 @@ func (d *nodeRelease) claims() error {
 			d.result.More = true
 			return nil
 		}
-		held, found, err := readClaim(&d.tx.ReadTx, claims+part)
+		held, found, err := read[claim.Claim](&d.tx.ReadTx, claims+part)
 		if err != nil {
 			return err
 		}

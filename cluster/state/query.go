@@ -100,8 +100,8 @@ func (tx *ReadTx) Volumes(q VolumeQuery) ([]claim.Volume, string, error) {
 	if q.Driver == "" {
 		found, err = records[claim.Volume](tx, q.span(volumes, sub))
 	} else {
-		found, err = indexed(tx, q.span(volumesByDriver+q.Driver+"/", sub),
-			func(part string) string { return volumes + part }, read[claim.Volume])
+		found, err = indexed[claim.Volume](tx, q.span(volumesByDriver+q.Driver+"/", sub),
+			func(part string) string { return volumes + part })
 	}
 	if err != nil {
 		return nil, "", err
@@ -182,40 +182,17 @@ func (tx *ReadTx) Snapshot(ref claim.SnapshotRef) (claim.Snapshot, error) {
 // SnapshotsByID lists the names of a driver's snapshot, by namespace and name. There is at most one, unless a driver
 // gives one id to several snapshots.
 func (tx *ReadTx) SnapshotsByID(driver, id string) ([]claim.Snapshot, error) {
-	return indexed(tx, span{base: snapshotIDPart(driver, id)}, func(part string) string { return snapshots + part },
-		read[claim.Snapshot])
+	return indexed[claim.Snapshot](tx, span{base: snapshotIDPart(driver, id)},
+		func(part string) string { return snapshots + part })
 }
 
 // Claim reads one claim. The error is claim.ErrClaimNotFound if there is none.
 func (tx *ReadTx) Claim(v claim.VolumeRef, w claim.WorkloadRef) (claim.Claim, error) {
-	c, found, err := readClaim(tx, claimKey(v, w))
+	c, found, err := read[claim.Claim](tx, claimKey(v, w))
 	if err == nil && !found {
 		err = fmt.Errorf("claim of workload %q on volume %q: %w", w, v, claim.ErrClaimNotFound)
 	}
 	return c, err
-}
-
-// readClaim reads a claim, repaired.
-func readClaim(tx *ReadTx, key string) (claim.Claim, bool, error) {
-	c, found, err := read[claim.Claim](tx, key)
-	if err == nil && found {
-		err = tx.repair(&c)
-	}
-	return c, found, err
-}
-
-// repair sets the fields that the record of an older version lacks.
-func (tx *ReadTx) repair(c *claim.Claim) error {
-	var node string
-	if c.Node == "" {
-		w, _, err := read[claim.Workload](tx, workloadKey(c.Workload))
-		if err != nil {
-			return err
-		}
-		node = w.Node
-	}
-	c.Repair(node)
-	return nil
 }
 
 // Claims lists the claims on a volume, by workload.
@@ -224,38 +201,23 @@ func (tx *ReadTx) Claims(v claim.VolumeRef) ([]claim.Claim, error) {
 }
 
 func (tx *ReadTx) someClaims(v claim.VolumeRef, limit int) ([]claim.Claim, error) {
-	return tx.claimsIn(span{base: claims + volumePart(v) + "/", limit: limit})
-}
-
-func (tx *ReadTx) claimsIn(s span) (found []claim.Claim, err error) {
-	err = tx.eachClaim(s, func(c claim.Claim) error { found = append(found, c); return nil })
-	return found, err
+	return records[claim.Claim](tx, span{base: claims + volumePart(v) + "/", limit: limit})
 }
 
 // AllClaims lists every claim, by volume and workload.
 func (tx *ReadTx) AllClaims() ([]claim.Claim, error) {
-	return tx.claimsIn(span{base: claims})
+	return records[claim.Claim](tx, span{base: claims})
 }
 
 // EachClaim calls fn for every claim, by volume and workload, until fn returns an error. It keeps none in memory.
 func (tx *ReadTx) EachClaim(fn func(claim.Claim) error) error {
-	return tx.eachClaim(span{base: claims}, fn)
-}
-
-func (tx *ReadTx) eachClaim(s span, fn func(claim.Claim) error) error {
-	return eachRecord(tx, s, func(c claim.Claim) error {
-		if err := tx.repair(&c); err != nil {
-			return err
-		}
-		return fn(c)
-	})
+	return eachRecord(tx, span{base: claims}, fn)
 }
 
 // ClaimsOf lists a workload's claims, by volume.
 func (tx *ReadTx) ClaimsOf(w claim.WorkloadRef) ([]claim.Claim, error) {
-	return indexed(tx, span{base: claimsByWorkload + workloadPart(w) + "/"}, func(part string) string {
-		return claims + part + "/" + workloadPart(w)
-	}, readClaim)
+	return indexed[claim.Claim](tx, span{base: claimsByWorkload + workloadPart(w) + "/"},
+		func(part string) string { return claims + part + "/" + workloadPart(w) })
 }
 
 // ClaimsOn lists the claims on a node, by volume and workload.
@@ -275,7 +237,7 @@ func (tx *ReadTx) Releasing(p Page) ([]claim.Claim, string, error) {
 }
 
 func (tx *ReadTx) claimsAt(s span) ([]claim.Claim, error) {
-	return indexed(tx, s, func(part string) string { return claims + part }, readClaim)
+	return indexed[claim.Claim](tx, s, func(part string) string { return claims + part })
 }
 
 // Workload reads one workload. The error is claim.ErrWorkloadNotFound if there is none.
@@ -309,8 +271,8 @@ func (tx *ReadTx) EachWorkload(fn func(claim.Workload) error) error {
 
 // WorkloadsOn lists the workloads that run or wait on a node, by namespace and id.
 func (tx *ReadTx) WorkloadsOn(node string) ([]claim.Workload, error) {
-	return indexed(tx, span{base: workloadsByNode + node + "/"}, func(part string) string { return workloads + part },
-		read[claim.Workload])
+	return indexed[claim.Workload](tx, span{base: workloadsByNode + node + "/"},
+		func(part string) string { return workloads + part })
 }
 
 // Node reads one node. The error is claim.ErrNodeNotFound if there is none.
@@ -403,8 +365,8 @@ func (tx *ReadTx) TokensOn(node string) ([]claim.Token, error) {
 
 // tokensAt reads the tokens that an index leads to: the last part of its keys is the token's id.
 func (tx *ReadTx) tokensAt(s span) ([]claim.Token, error) {
-	return indexed(tx, s, func(part string) string { return tokens + part[strings.LastIndexByte(part, '/')+1:] },
-		read[claim.Token])
+	return indexed[claim.Token](tx, s,
+		func(part string) string { return tokens + part[strings.LastIndexByte(part, '/')+1:] })
 }
 
 // SigningKey reads the cluster's signing key; found is false if it has none yet.

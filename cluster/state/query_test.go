@@ -132,65 +132,6 @@ func TestPages(t *testing.T) {
 	})
 }
 
-// TestOlderRecords: a claim as a made-up older version wrote it, without the fields that rules depend on, is repaired
-// wherever it is read, keeps others off the volume, and is released.
-func TestOlderRecords(t *testing.T) {
-	l := open(t)
-	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter, claim.MultiNodeMultiWriter)})
-	l.must(&command.StartWorkload{Ref: workload("w"), Node: "n"})
-	older := claim.Claim{Volume: ref("v"), Workload: workload("w"), Index: 3}
-	raw := map[string]string{claimKey(older.Volume, older.Workload): string(encoded(t, older))}
-	for _, key := range claimIndexKeys(&older) {
-		raw[key] = ""
-	}
-	plant(t, l, raw)
-	repaired := func(what string, held []claim.Claim, err error) {
-		t.Helper()
-		want := older
-		want.Mode, want.State, want.Node = claim.Write, claim.Taken, "n"
-		want.AccessMode, want.AttachmentMode = claim.SingleNodeWriter, claim.FileSystem
-		if err != nil || !slices.Equal(held, []claim.Claim{want}) {
-			t.Errorf("%s: %+v, %v, want %+v", what, held, err, want)
-		}
-	}
-	view(t, l, func(tx *ReadTx) error {
-		one, err := tx.Claim(ref("v"), workload("w"))
-		repaired("alone", []claim.Claim{one}, err)
-		held, err := tx.Claims(ref("v"))
-		repaired("by volume", held, err)
-		held, err = tx.ClaimsOf(workload("w"))
-		repaired("by workload", held, err)
-		v, err := tx.Volume(ref("v"))
-		if err == nil && v.AccessMode != claim.SingleNodeWriter {
-			t.Errorf("the volume is in use as %q", v.AccessMode)
-		}
-		return err
-	})
-	for _, access := range []claim.AccessMode{claim.SingleNodeWriter, claim.MultiNodeMultiWriter} {
-		if _, err := l.do(&command.StartWorkload{
-			Ref: workload("other"), Node: "n", Claims: []claim.Claim{wanted("v", access, claim.Read)},
-		}); err == nil {
-			t.Errorf("another claim is granted as %s", access)
-		}
-	}
-	l.must(&command.EndWorkload{Ref: workload("w")})
-	view(t, l, func(tx *ReadTx) error {
-		on, err := tx.ClaimsOn("n")
-		if len(on) != 1 || on[0].State != claim.Unpublishing {
-			t.Errorf("on its node: %+v", on)
-		}
-		return err
-	})
-	l.must(&command.AdvanceClaims{Items: []command.Advance{{
-		Volume: ref("v"), Workload: workload("w"), Index: 3, To: claim.Freed,
-	}}})
-	for key := range l.records() {
-		if key[0] == 'c' {
-			t.Errorf("left: %q", key)
-		}
-	}
-}
-
 func TestTotals(t *testing.T) {
 	l := filled(t)
 	view(t, l, func(tx *ReadTx) error {

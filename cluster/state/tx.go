@@ -107,16 +107,14 @@ func eachRecord[T any](tx *ReadTx, s span, fn func(T) error) error {
 
 // indexed reads the records that an index leads to. primary makes the record's key from the part of the index key
 // after the base.
-func indexed[T any](tx *ReadTx, s span, primary func(part string) string,
-	get func(*ReadTx, string) (T, bool, error),
-) ([]T, error) {
+func indexed[T any](tx *ReadTx, s span, primary func(part string) string) ([]T, error) {
 	parts, err := tx.keys(s)
 	if err != nil {
 		return nil, err
 	}
 	found := make([]T, 0, len(parts))
 	for _, part := range parts {
-		v, ok, err := get(tx, primary(part))
+		v, ok, err := read[T](tx, primary(part))
 		if err != nil {
 			return nil, err
 		}
