@@ -19,7 +19,9 @@ func queries() map[command.Query]any {
 	held := []claim.Claim{{Volume: volume, Workload: workload, Mode: claim.Read, State: claim.Taken, TakenAt: at}}
 	running := claim.Workload{Ref: workload, Node: "a", Status: claim.Running, CreatedAt: at}
 	all := map[command.Query]any{
-		&command.QueryVolume{Ref: volume}:        claim.Volume{Definition: claim.Definition{VolumeRef: volume, ExternalID: "x"}},
+		&command.QueryVolume{Ref: volume}: claim.Volume{
+			Definition: claim.Definition{VolumeRef: volume, ExternalID: "x"},
+		},
 		&command.QueryWorkload{Ref: workload}:    running,
 		&command.QueryClaims{Workload: workload}: held,
 		&command.QueryNode{Name: "a"}:            claim.Node{Name: "a", Status: claim.NodeDown},
