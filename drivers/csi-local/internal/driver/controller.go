@@ -16,7 +16,7 @@ import (
 )
 
 // ControllerGetCapabilities lists the controller's capabilities.
-func (d *Driver) ControllerGetCapabilities(context.Context,
+func (d controller) ControllerGetCapabilities(context.Context,
 	*csi.ControllerGetCapabilitiesRequest,
 ) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
@@ -43,7 +43,7 @@ func (d *Driver) ControllerGetCapabilities(context.Context,
 }
 
 // DeleteVolume removes an unused volume. Its snapshots and clones are independent copies and stay.
-func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+func (d controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
@@ -69,7 +69,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 
 // ValidateVolumeCapabilities confirms what CreateVolume and the node service would accept for this volume;
 // otherwise the message says why not.
-func (d *Driver) ValidateVolumeCapabilities(_ context.Context,
+func (d controller) ValidateVolumeCapabilities(_ context.Context,
 	req *csi.ValidateVolumeCapabilitiesRequest,
 ) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	v, err := d.volume(req.GetVolumeId())
@@ -105,7 +105,7 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context,
 
 // GetCapacity returns the free space of the host's disk. Unsupported parameters or capabilities are an error, which
 // says more than no capacity.
-func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+func (d controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	minimum, err := minimumFor(req)
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
@@ -139,7 +139,7 @@ func minimumFor(req *csi.GetCapacityRequest) (minimum int64, err error) {
 
 // ControllerExpandVolume enlarges the image, whether or not the volume is in use. A staged volume then needs
 // NodeExpandVolume; an unstaged one gets its new size when it is staged.
-func (d *Driver) ControllerExpandVolume(_ context.Context,
+func (d controller) ControllerExpandVolume(_ context.Context,
 	req *csi.ControllerExpandVolumeRequest,
 ) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
@@ -180,7 +180,7 @@ func (d *Driver) ControllerExpandVolume(_ context.Context,
 }
 
 // ControllerGetVolumeHealth reports a volume whose image is gone.
-func (d *Driver) ControllerGetVolumeHealth(_ context.Context,
+func (d controller) ControllerGetVolumeHealth(_ context.Context,
 	req *csi.ControllerGetVolumeHealthRequest,
 ) (*csi.ControllerGetVolumeHealthResponse, error) {
 	v, err := d.volume(req.GetVolumeId())
@@ -191,7 +191,7 @@ func (d *Driver) ControllerGetVolumeHealth(_ context.Context,
 }
 
 // ControllerListVolumeHealth lists the volumes whose image is gone, in order of their ids, page by page.
-func (d *Driver) ControllerListVolumeHealth(_ context.Context,
+func (d controller) ControllerListVolumeHealth(_ context.Context,
 	req *csi.ControllerListVolumeHealthRequest,
 ) (*csi.ControllerListVolumeHealthResponse, error) {
 	ids, err := d.store.VolumeIDs()

@@ -38,7 +38,7 @@ type wanted struct {
 
 // CreateVolume makes a sparse image, empty or as a copy of a snapshot or another volume. The id is derived from
 // the name, so the call can be repeated.
-func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+func (d controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	w, err := parseCreate(req)
 	if err != nil {
 		return nil, err

@@ -31,13 +31,8 @@ import (
 // Name is the driver's name, as GetPluginInfo reports it.
 const Name = "local.csi.pannier.dev"
 
-// Driver is a CSI driver for volumes in one store on one node.
+// Driver is a CSI driver for volumes in one store on one node: what its four services share.
 type Driver struct {
-	csi.UnimplementedIdentityServer
-	csi.UnimplementedControllerServer
-	csi.UnimplementedGroupControllerServer
-	csi.UnimplementedNodeServer
-
 	version  string
 	nodeID   string
 	store    *store.Store
@@ -45,6 +40,26 @@ type Driver struct {
 	flight   flight
 	log      hclog.Logger
 }
+
+// The four services, of one driver.
+type (
+	identity struct {
+		csi.UnimplementedIdentityServer
+		*Driver
+	}
+	controller struct {
+		csi.UnimplementedControllerServer
+		*Driver
+	}
+	groups struct {
+		csi.UnimplementedGroupControllerServer
+		*Driver
+	}
+	node struct {
+		csi.UnimplementedNodeServer
+		*Driver
+	}
+)
 
 // New returns a driver that serves the volumes of st on the node nodeID.
 func New(version, nodeID string, st *store.Store, log hclog.Logger) *Driver {
@@ -59,10 +74,10 @@ func New(version, nodeID string, st *store.Store, log hclog.Logger) *Driver {
 
 // Register adds the identity, controller, group controller and node services to a server.
 func (d *Driver) Register(s grpc.ServiceRegistrar) {
-	csi.RegisterIdentityServer(s, d)
-	csi.RegisterControllerServer(s, d)
-	csi.RegisterGroupControllerServer(s, d)
-	csi.RegisterNodeServer(s, d)
+	csi.RegisterIdentityServer(s, identity{Driver: d})
+	csi.RegisterControllerServer(s, controller{Driver: d})
+	csi.RegisterGroupControllerServer(s, groups{Driver: d})
+	csi.RegisterNodeServer(s, node{Driver: d})
 }
 
 // registered is a volume of CreateVolume.
@@ -136,13 +151,13 @@ func failed(err error) error {
 }
 
 // GetPluginInfo returns the driver's name and version.
-func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+func (d identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: Name, VendorVersion: d.version}, nil
 }
 
 // GetPluginCapabilities reports that there are a controller and a group controller, and that volumes can be expanded
 // while they are in use.
-func (d *Driver) GetPluginCapabilities(context.Context,
+func (d identity) GetPluginCapabilities(context.Context,
 	*csi.GetPluginCapabilitiesRequest,
 ) (*csi.GetPluginCapabilitiesResponse, error) {
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
@@ -160,7 +175,7 @@ func (d *Driver) GetPluginCapabilities(context.Context,
 
 // Probe writes to the data directory, so that a full, read-only or missing disk is noticed here and not by the
 // next volume.
-func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+func (d identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	if err := d.store.Probe(); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}

@@ -123,7 +123,7 @@ func TestDamagedRecordInAPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { st.Close() })
-	d := New("1", "n", st, hclog.NewNullLogger())
+	d := controller{Driver: New("1", "n", st, hclog.NewNullLogger())}
 	ids := []string{store.SnapshotID("a"), store.SnapshotID("b"), store.SnapshotID("c")}
 	slices.Sort(ids)
 	for _, id := range ids[:2] {

@@ -31,7 +31,7 @@ func isEphemeral(req *csi.NodePublishVolumeRequest) bool {
 }
 
 // publishEphemeral makes the volume, unless it is there, and mounts it at the target path.
-func (d *Driver) publishEphemeral(ctx context.Context, req *csi.NodePublishVolumeRequest, a access) error {
+func (d node) publishEphemeral(ctx context.Context, req *csi.NodePublishVolumeRequest, a access) error {
 	switch {
 	case store.IsVolumeID(req.GetVolumeId()):
 		return status.Errorf(codes.InvalidArgument, "volume_id %q: an ephemeral volume must not have the form of the other ids",
@@ -84,7 +84,7 @@ func (d *Driver) publishEphemeral(ctx context.Context, req *csi.NodePublishVolum
 }
 
 // makeEphemeral returns the volume, which it makes if it is not there.
-func (d *Driver) makeEphemeral(ctx context.Context, req *csi.NodePublishVolumeRequest, a access) (store.Volume, error) {
+func (d node) makeEphemeral(ctx context.Context, req *csi.NodePublishVolumeRequest, a access) (store.Volume, error) {
 	size, err := ephemeralSize(req.GetVolumeContext())
 	if err != nil {
 		return store.Volume{}, status.Errorf(codes.InvalidArgument, "volume_context: %v", err)
@@ -123,7 +123,7 @@ func ephemeralSize(attributes map[string]string) (int64, error) {
 
 // unpublishEphemeral unmounts an ephemeral volume from the target path and deletes it; it is not done for another
 // volume. It may be repeated. The error is a status.
-func (d *Driver) unpublishEphemeral(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (done bool, err error) {
+func (d node) unpublishEphemeral(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (done bool, err error) {
 	if req.GetVolumeId() == "" || req.GetTargetPath() == "" {
 		return false, nil
 	}
@@ -139,7 +139,7 @@ func (d *Driver) unpublishEphemeral(ctx context.Context, req *csi.NodeUnpublishV
 	return true, failed(d.deleteEphemeral(ctx, req.GetVolumeId(), id, req.GetTargetPath()))
 }
 
-func (d *Driver) deleteEphemeral(ctx context.Context, client, id, target string) error {
+func (d node) deleteEphemeral(ctx context.Context, client, id, target string) error {
 	path, err := filesystem.Resolve(target)
 	switch {
 	case errors.Is(err, os.ErrNotExist):

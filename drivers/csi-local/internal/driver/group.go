@@ -16,7 +16,7 @@ import (
 )
 
 // GroupControllerGetCapabilities reports group snapshots.
-func (d *Driver) GroupControllerGetCapabilities(context.Context,
+func (d groups) GroupControllerGetCapabilities(context.Context,
 	*csi.GroupControllerGetCapabilitiesRequest,
 ) (*csi.GroupControllerGetCapabilitiesResponse, error) {
 	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{
@@ -28,7 +28,7 @@ func (d *Driver) GroupControllerGetCapabilities(context.Context,
 
 // CreateVolumeGroupSnapshot copies the images of several volumes as of one moment: all mounted ones are frozen
 // meanwhile.
-func (d *Driver) CreateVolumeGroupSnapshot(ctx context.Context,
+func (d groups) CreateVolumeGroupSnapshot(ctx context.Context,
 	req *csi.CreateVolumeGroupSnapshotRequest,
 ) (*csi.CreateVolumeGroupSnapshotResponse, error) {
 	if err := checkName(req.GetName()); err != nil {
@@ -66,7 +66,7 @@ func (d *Driver) CreateVolumeGroupSnapshot(ctx context.Context,
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: shown}, err
 }
 
-func (d *Driver) createGroup(ctx context.Context, g store.Group, sources []string) error {
+func (d groups) createGroup(ctx context.Context, g store.Group, sources []string) error {
 	var volumes []store.Volume
 	var snaps []store.Snapshot
 	for n, id := range sources {
@@ -84,7 +84,7 @@ func (d *Driver) createGroup(ctx context.Context, g store.Group, sources []strin
 }
 
 // GetVolumeGroupSnapshot returns one group with its snapshots.
-func (d *Driver) GetVolumeGroupSnapshot(_ context.Context,
+func (d groups) GetVolumeGroupSnapshot(_ context.Context,
 	req *csi.GetVolumeGroupSnapshotRequest,
 ) (*csi.GetVolumeGroupSnapshotResponse, error) {
 	if req.GetGroupSnapshotId() == "" {
@@ -95,7 +95,7 @@ func (d *Driver) GetVolumeGroupSnapshot(_ context.Context,
 }
 
 // DeleteVolumeGroupSnapshot removes a group with its snapshots.
-func (d *Driver) DeleteVolumeGroupSnapshot(_ context.Context,
+func (d groups) DeleteVolumeGroupSnapshot(_ context.Context,
 	req *csi.DeleteVolumeGroupSnapshotRequest,
 ) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	id := req.GetGroupSnapshotId()
@@ -117,7 +117,7 @@ func (d *Driver) DeleteVolumeGroupSnapshot(_ context.Context,
 }
 
 // group looks a group up, which must have the given snapshots, if any are given; the error is a status.
-func (d *Driver) group(id string, members []string) (store.Group, error) {
+func (d groups) group(id string, members []string) (store.Group, error) {
 	g, err := d.store.Group(id)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
@@ -135,7 +135,7 @@ func sameSet(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
-func (d *Driver) groupSnapshot(id string, members []string) (*csi.VolumeGroupSnapshot, error) {
+func (d groups) groupSnapshot(id string, members []string) (*csi.VolumeGroupSnapshot, error) {
 	g, err := d.group(id, members)
 	if err != nil {
 		return nil, err

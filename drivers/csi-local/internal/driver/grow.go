@@ -14,7 +14,7 @@ import (
 )
 
 // NodeExpandVolume makes the image's new size visible to a volume's users: on the device, and in its file system.
-func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse,
+func (d node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse,
 	error,
 ) {
 	if req.GetVolumePath() == "" {
@@ -53,7 +53,7 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 }
 
 // growMounted grows the file system through a writable mount, if it is smaller than the volume.
-func (d *Driver) growMounted(ctx context.Context, u usage, size int64) error {
+func (d node) growMounted(ctx context.Context, u usage, size int64) error {
 	for _, m := range u.mounts {
 		if u.table.At(m.Mountpoint) != m || filesystem.IsReadOnly(m) {
 			continue
@@ -71,7 +71,7 @@ func (d *Driver) growMounted(ctx context.Context, u usage, size int64) error {
 
 // growUnmounted grows an unused file system, for kernels that do not let the driver grow it while it is mounted.
 // The program could be killed halfway, so it works on a copy that then replaces the image.
-func (d *Driver) growUnmounted(ctx context.Context, v store.Volume, u usage) error {
+func (d node) growUnmounted(ctx context.Context, v store.Volume, u usage) error {
 	if len(u.devices) > 0 || v.Formatting != "" {
 		return nil
 	}

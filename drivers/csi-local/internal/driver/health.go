@@ -19,7 +19,7 @@ import (
 
 // NodeGetVolumeHealth reports problems of a volume on this node: its image is gone, or its file system had an
 // error.
-func (d *Driver) NodeGetVolumeHealth(_ context.Context,
+func (d node) NodeGetVolumeHealth(_ context.Context,
 	req *csi.NodeGetVolumeHealthRequest,
 ) (*csi.NodeGetVolumeHealthResponse, error) {
 	v, err := d.volume(req.GetVolumeId())
@@ -41,7 +41,7 @@ func (d *Driver) NodeGetVolumeHealth(_ context.Context,
 }
 
 // NodeGetStorageHealth reports a data directory that cannot be written to.
-func (d *Driver) NodeGetStorageHealth(context.Context,
+func (d node) NodeGetStorageHealth(context.Context,
 	*csi.NodeGetStorageHealthRequest,
 ) (*csi.NodeGetStorageHealthResponse, error) {
 	resp := &csi.NodeGetStorageHealthResponse{}
@@ -90,7 +90,7 @@ func mountHealth(m *mountinfo.Info) *csi.VolumeHealth_VolumeHealthEntry {
 
 // NodeGetVolumeStats returns the bytes and inodes of a mounted volume, or the
 // size of a block device, at a path where it is staged or published.
-func (d *Driver) NodeGetVolumeStats(_ context.Context,
+func (d node) NodeGetVolumeStats(_ context.Context,
 	req *csi.NodeGetVolumeStatsRequest,
 ) (*csi.NodeGetVolumeStatsResponse, error) {
 	if req.GetVolumePath() == "" {
@@ -135,7 +135,7 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context,
 
 // locate finds the volume, as a file system or a device, at a path where it is staged or published. If it is at
 // neither, the status is NotFound.
-func (d *Driver) locate(id, volumePath string) (place, error) {
+func (d node) locate(id, volumePath string) (place, error) {
 	none := status.Errorf(codes.NotFound, "volume %q is neither staged nor published at %q", id, volumePath)
 	if !filepath.IsAbs(volumePath) {
 		return place{}, none

@@ -13,7 +13,7 @@ import (
 )
 
 // ListVolumes lists the volumes in order of their ids, page by page.
-func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+func (d controller) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	ids, err := d.store.VolumeIDs()
 	if err != nil {
 		return nil, failed(err)
@@ -26,7 +26,7 @@ func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*c
 }
 
 // ControllerGetVolume returns one volume.
-func (d *Driver) ControllerGetVolume(_ context.Context,
+func (d controller) ControllerGetVolume(_ context.Context,
 	req *csi.ControllerGetVolumeRequest,
 ) (*csi.ControllerGetVolumeResponse, error) {
 	v, err := d.volume(req.GetVolumeId())
@@ -41,7 +41,9 @@ func (d *Driver) ControllerGetVolume(_ context.Context,
 
 // ListSnapshots lists the snapshots in order of their ids, page by page, or
 // those of one volume, or one.
-func (d *Driver) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+func (d controller) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse,
+	error,
+) {
 	ids := []string{req.GetSnapshotId()}
 	if req.GetSnapshotId() == "" {
 		var err error
@@ -60,7 +62,7 @@ func (d *Driver) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest)
 }
 
 // GetSnapshot returns one snapshot.
-func (d *Driver) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+func (d controller) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "snapshot_id is missing")
 	}

@@ -25,7 +25,7 @@ const (
 )
 
 // ControllerModifyVolume changes the read-ahead, also of a volume that is in use.
-func (d *Driver) ControllerModifyVolume(_ context.Context,
+func (d controller) ControllerModifyVolume(_ context.Context,
 	req *csi.ControllerModifyVolumeRequest,
 ) (*csi.ControllerModifyVolumeResponse, error) {
 	id := req.GetVolumeId()

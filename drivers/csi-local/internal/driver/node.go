@@ -17,7 +17,7 @@ import (
 )
 
 // NodeGetCapabilities lists the node service's capabilities.
-func (d *Driver) NodeGetCapabilities(context.Context,
+func (d node) NodeGetCapabilities(context.Context,
 	*csi.NodeGetCapabilitiesRequest,
 ) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
@@ -38,7 +38,7 @@ func (d *Driver) NodeGetCapabilities(context.Context,
 }
 
 // NodeGetInfo returns the node id that the driver was started with.
-func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+func (d node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: d.nodeID}, nil
 }
 
@@ -69,7 +69,7 @@ func foreign(what, id string, m *mountinfo.Info) error {
 
 // bindNode attaches the volume's image to a device that stays until detachUnused, and binds the device to the file
 // path, which it makes. It does nothing if that is done already; otherwise it calls check first.
-func (d *Driver) bindNode(ctx context.Context, u usage, id string, readOnly bool, path string,
+func (d node) bindNode(ctx context.Context, u usage, id string, readOnly bool, path string,
 	check func(usage) error,
 ) error {
 	switch at := u.at(path); {
@@ -93,7 +93,7 @@ func (d *Driver) bindNode(ctx context.Context, u usage, id string, readOnly bool
 	return nil
 }
 
-func (d *Driver) bindNewNode(ctx context.Context, id string, readOnly bool, path string) error {
+func (d node) bindNewNode(ctx context.Context, id string, readOnly bool, path string) error {
 	v, err := d.presentVolume(id)
 	if err != nil {
 		return err
@@ -127,10 +127,10 @@ func makeFile(path string) error {
 	return f.Close()
 }
 
-// release undoes what was mounted at a path of a request, which names it by field, and then frees
-// the loop devices that nothing uses any more. undo gets the resolved path, and returns the usage that it has left; it
-// is not called when the path does not exist. The error is a gRPC status.
-func (d *Driver) release(rpc, id, field, requested string, undo func(path string) (usage, error)) error {
+// release unmounts the volume from places at a path of a request, which names it by field, removes the last of them,
+// and then frees the loop devices that nothing uses any more. places gets the resolved path; it is not called when the
+// path does not exist. The error is a gRPC status.
+func (d node) release(ctx context.Context, rpc, id, field, requested string, places func(path string) []string) error {
 	switch {
 	case id == "":
 		return status.Error(codes.InvalidArgument, "volume_id is missing")
@@ -149,7 +149,10 @@ func (d *Driver) release(rpc, id, field, requested string, undo func(path string
 	var left usage
 	switch {
 	case err == nil:
-		left, err = undo(path)
+		paths := places(path)
+		if left, err = d.unmountAll(ctx, id, field, paths...); err == nil {
+			err = removeTarget(paths[len(paths)-1])
+		}
 	case errors.Is(err, os.ErrNotExist):
 		left, err = d.usage(id)
 	default:
@@ -163,7 +166,7 @@ func (d *Driver) release(rpc, id, field, requested string, undo func(path string
 
 // known fails with NotFound if there is neither a volume with this id nor anything of it left on the node. An
 // unreadable record does not prevent unmounting.
-func (d *Driver) known(id string) error {
+func (d node) known(id string) error {
 	_, err := d.volume(id)
 	if status.Code(err) != codes.NotFound {
 		return nil
@@ -180,7 +183,7 @@ func (d *Driver) known(id string) error {
 
 // unmountAll unmounts the volume from each of the paths, as often as it is mounted there, and returns the usage that is
 // left. It reports another mount at one of the paths; what names the field in the request.
-func (d *Driver) unmountAll(ctx context.Context, id, what string, paths ...string) (usage, error) {
+func (d node) unmountAll(ctx context.Context, id, what string, paths ...string) (usage, error) {
 	for {
 		u, err := d.usage(id)
 		if err != nil {
@@ -203,9 +206,9 @@ func (d *Driver) unmountAll(ctx context.Context, id, what string, paths ...strin
 
 // detachUnused detaches the devices that are bound to no path: a staged block volume is bound below its staging
 // path, so other devices are leftovers. Devices with mounts detach themselves.
-func (d *Driver) detachUnused(id string, u usage) error {
+func (d node) detachUnused(id string, u usage) error {
 	for _, dev := range u.devices {
-		bound := slices.ContainsFunc(u.nodes, func(n node) bool { return n.device == dev })
+		bound := slices.ContainsFunc(u.nodes, func(n deviceNode) bool { return n.device == dev })
 		if bound || dev.AutoClear {
 			continue
 		}

@@ -22,7 +22,7 @@ type publication struct {
 }
 
 // NodePublishVolume makes a staged volume appear at the target path.
-func (d *Driver) NodePublishVolume(ctx context.Context,
+func (d node) NodePublishVolume(ctx context.Context,
 	req *csi.NodePublishVolumeRequest,
 ) (*csi.NodePublishVolumeResponse, error) {
 	switch {
@@ -156,7 +156,7 @@ func (p *publication) conflict(why error) error {
 
 // publishBlock binds a device node to the target file. A read-only publication gets a separate device, because a
 // read-only bind of a device node would not prevent writes.
-func (d *Driver) publishBlock(ctx context.Context, u usage, p publication) error {
+func (d node) publishBlock(ctx context.Context, u usage, p publication) error {
 	staged := u.at(stagedNode(p.staging)).node
 	if staged == nil || (staged.device.ReadOnly && !p.readOnly) {
 		return p.notStaged()
@@ -166,22 +166,12 @@ func (d *Driver) publishBlock(ctx context.Context, u usage, p publication) error
 
 // NodeUnpublishVolume unmounts the volume from the target path and removes the path. It leaves a path alone if
 // something else is mounted there.
-func (d *Driver) NodeUnpublishVolume(ctx context.Context,
+func (d node) NodeUnpublishVolume(ctx context.Context,
 	req *csi.NodeUnpublishVolumeRequest,
 ) (*csi.NodeUnpublishVolumeResponse, error) {
-	id := req.GetVolumeId()
 	if done, err := d.unpublishEphemeral(ctx, req); done || err != nil {
 		return &csi.NodeUnpublishVolumeResponse{}, err
 	}
-	err := d.release("NodeUnpublishVolume", id, "target_path", req.GetTargetPath(), func(path string) (usage, error) {
-		left, err := d.unmountAll(ctx, id, "target_path", path)
-		if err == nil {
-			err = removeTarget(path)
-		}
-		return left, err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &csi.NodeUnpublishVolumeResponse{}, nil
+	return &csi.NodeUnpublishVolumeResponse{}, d.release(ctx, "NodeUnpublishVolume", req.GetVolumeId(), "target_path",
+		req.GetTargetPath(), func(path string) []string { return []string{path} })
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // CreateSnapshot copies a volume's image. The copy is consistent even if the volume is mounted (copy.go).
-func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse,
+func (d controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse,
 	error,
 ) {
 	source := req.GetSourceVolumeId()
@@ -70,7 +70,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 
 // DeleteSnapshot removes a snapshot. Volumes made from it are independent copies; a volume that is just being made
 // keeps the image open until it has finished.
-func (d *Driver) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse,
+func (d controller) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse,
 	error,
 ) {
 	id := req.GetSnapshotId()

@@ -20,7 +20,7 @@ import (
 
 // NodeStageVolume attaches a volume's image to a loop device and mounts its
 // file system at the staging path, or binds the device below it.
-func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse,
+func (d node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse,
 	error,
 ) {
 	if req.GetStagingTargetPath() == "" {
@@ -56,7 +56,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 
 // stageFileSystem mounts the volume at path unless it is mounted there already. The steps after the mount are
 // repeated when the call is.
-func (d *Driver) stageFileSystem(ctx context.Context, v store.Volume, u usage, path string, a access) error {
+func (d node) stageFileSystem(ctx context.Context, v store.Volume, u usage, path string, a access) error {
 	if len(u.nodes) > 0 {
 		return status.Errorf(codes.FailedPrecondition, "volume %q is staged as a block device (%s): unstage it first", v.ID,
 			u)
@@ -91,9 +91,7 @@ func matches(m *mountinfo.Info, a access, opts filesystem.Options) error {
 
 // mountSettled mounts the volume. A mount with the opposite of read-only, which has ended here, may last a little
 // longer in another namespace.
-func (d *Driver) mountSettled(ctx context.Context, v store.Volume, path string, a access,
-	opts filesystem.Options,
-) error {
+func (d node) mountSettled(ctx context.Context, v store.Volume, path string, a access, opts filesystem.Options) error {
 	err := d.mount(ctx, v, path, a, opts)
 	if errors.Is(err, unix.EBUSY) {
 		if _, err := d.settled(ctx, v.ID); err != nil {
@@ -110,7 +108,7 @@ func (d *Driver) mountSettled(ctx context.Context, v store.Volume, path string, 
 
 // mount attaches the image and mounts it. The device detaches itself when unused: this process holds it until the
 // mount does.
-func (d *Driver) mount(ctx context.Context, v store.Volume, path string, a access, opts filesystem.Options) error {
+func (d node) mount(ctx context.Context, v store.Volume, path string, a access, opts filesystem.Options) error {
 	dev, hold, err := loop.Acquire(ctx, d.store.Image(v.ID), loop.Options{AutoClear: true})
 	if err != nil {
 		return err
@@ -127,7 +125,7 @@ func (d *Driver) mount(ctx context.Context, v store.Volume, path string, a acces
 }
 
 // ensureFormatted returns the file system on the device, and makes one if the device has never had any data.
-func (d *Driver) ensureFormatted(ctx context.Context, v store.Volume, dev loop.Device, a access) (string, error) {
+func (d node) ensureFormatted(ctx context.Context, v store.Volume, dev loop.Device, a access) (string, error) {
 	wanted := cmp.Or(a.fsType, v.FSType, filesystem.Default)
 	if v.Formatting != "" {
 		return wanted, d.format(ctx, v, dev, wanted, true)
@@ -160,7 +158,7 @@ func (d *Driver) ensureFormatted(ctx context.Context, v store.Volume, dev loop.D
 
 // format makes a file system between two updates of the record: the first one marks what an interrupted mkfs
 // leaves behind as no data.
-func (d *Driver) format(ctx context.Context, v store.Volume, dev loop.Device, fsType string, again bool) error {
+func (d node) format(ctx context.Context, v store.Volume, dev loop.Device, fsType string, again bool) error {
 	if err := filesystem.Supported(fsType); err != nil {
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
@@ -180,7 +178,7 @@ func (d *Driver) format(ctx context.Context, v store.Volume, dev loop.Device, fs
 }
 
 // afterMount grows the mounted file system to the volume's size, and applies the capability's group.
-func (d *Driver) afterMount(ctx context.Context, v store.Volume, path string, a access) error {
+func (d node) afterMount(ctx context.Context, v store.Volume, path string, a access) error {
 	u, err := d.usage(v.ID)
 	if err != nil {
 		return err
@@ -206,7 +204,7 @@ func (d *Driver) afterMount(ctx context.Context, v store.Volume, path string, a 
 
 // stageBlock attaches the image to a device that stays until it is unstaged, and binds the device below the
 // staging path. A bound node does not hold its device open, so this device cannot detach itself.
-func (d *Driver) stageBlock(ctx context.Context, v store.Volume, u usage, path string, a access) error {
+func (d node) stageBlock(ctx context.Context, v store.Volume, u usage, path string, a access) error {
 	switch at := u.at(path); {
 	case len(u.mounts) > 0:
 		return status.Errorf(codes.FailedPrecondition, "volume %q is staged as a file system (%s): unstage it first", v.ID, u)
@@ -227,20 +225,9 @@ func (d *Driver) stageBlock(ctx context.Context, v store.Volume, u usage, path s
 
 // NodeUnstageVolume reverses NodeStageVolume. It needs only the volume's id and no record of it, and finishes what
 // an earlier call or a crash left unfinished.
-func (d *Driver) NodeUnstageVolume(ctx context.Context,
+func (d node) NodeUnstageVolume(ctx context.Context,
 	req *csi.NodeUnstageVolumeRequest,
 ) (*csi.NodeUnstageVolumeResponse, error) {
-	id := req.GetVolumeId()
-	err := d.release("NodeUnstageVolume", id, "staging_target_path", req.GetStagingTargetPath(),
-		func(path string) (usage, error) {
-			left, err := d.unmountAll(ctx, id, "staging_target_path", path, stagedNode(path))
-			if err == nil {
-				err = removeTarget(stagedNode(path))
-			}
-			return left, err
-		})
-	if err != nil {
-		return nil, err
-	}
-	return &csi.NodeUnstageVolumeResponse{}, nil
+	return &csi.NodeUnstageVolumeResponse{}, d.release(ctx, "NodeUnstageVolume", req.GetVolumeId(), "staging_target_path",
+		req.GetStagingTargetPath(), func(path string) []string { return []string{path, stagedNode(path)} })
 }

@@ -20,11 +20,11 @@ type usage struct {
 	devices []loop.Device
 	table   filesystem.Table
 	mounts  []*mountinfo.Info // of the file system on one of the devices
-	nodes   []node            // places where one of the devices itself appears
+	nodes   []deviceNode      // places where one of the devices itself appears
 }
 
-// node is a device node of a volume that is bound to a path.
-type node struct {
+// deviceNode is a device node of a volume that is bound to a path.
+type deviceNode struct {
 	*mountinfo.Info
 	device loop.Device
 }
@@ -46,7 +46,7 @@ func (d *Driver) usage(id string) (usage, error) {
 	for _, dev := range u.devices {
 		u.mounts = append(u.mounts, u.table.OfDevice(dev.Rdev)...)
 		for _, m := range u.table.OfNode(dev.Name(), dev.Rdev) {
-			u.nodes = append(u.nodes, node{m, dev})
+			u.nodes = append(u.nodes, deviceNode{m, dev})
 		}
 	}
 	return u, nil
@@ -76,7 +76,7 @@ func (d *Driver) settled(ctx context.Context, id string) (usage, error) {
 // place is the mount at a path. At most one of its fields is set.
 type place struct {
 	fs    *mountinfo.Info // the volume's file system
-	node  *node           // one of its devices
+	node  *deviceNode     // one of its devices
 	other *mountinfo.Info // something that is not the volume's
 }
 
