@@ -207,7 +207,7 @@ func (s *Site) aclsOff(r *http.Request, u user) bool {
 	if !s.ActionsWithoutACLs {
 		return false
 	}
-	_, err := s.API.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
+	_, err := s.host.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
 	return connect.CodeOf(err) == connect.CodeFailedPrecondition
 }
 

@@ -45,7 +45,7 @@ type facts struct {
 // gather asks all that the checks need at once. For an examination of a host (empty: this one), which takes longer, it
 // waits for patience (0: it asks for none); the agent goes on with it, for the next call. Its error is that of a user
 // who must sign in, or that nothing answers.
-func (s *Site) gather(ctx context.Context, u user, host string, patience time.Duration) (*facts, error) {
+func (h host) gather(ctx context.Context, u user, host string, patience time.Duration) (*facts, error) {
 	f := &facts{host: host, errs: map[string]error{}, unexamined: patience == 0}
 	var mu sync.Mutex
 	var asking sync.WaitGroup
@@ -58,32 +58,32 @@ func (s *Site) gather(ctx context.Context, u user, host string, patience time.Du
 		})
 	}
 	look("agent", func() (err error) {
-		f.status, err = s.API.Agent.Status(ctx, &hostv1.StatusRequest{})
+		f.status, err = h.Agent.Status(ctx, &hostv1.StatusRequest{})
 		return err
 	})
 	look("nodes", func() (err error) {
-		f.nodes, err = s.API.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
+		f.nodes, err = h.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 		return err
 	})
 	look("quorum", func() (err error) {
-		f.health, err = s.API.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
+		f.health, err = h.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
 		return err
 	})
 	if patience > 0 {
 		look("host", func() (err error) {
 			ctx, cancel := context.WithTimeout(ctx, patience)
 			defer cancel()
-			f.examined, err = s.API.Agent.Examine(ctx, &hostv1.ExamineRequest{Node: host})
+			f.examined, err = h.Agent.Examine(ctx, &hostv1.ExamineRequest{Node: host})
 			f.unexamined = connect.CodeOf(err) == connect.CodeDeadlineExceeded
 			return err
 		})
 	}
 	look("tokens", func() (err error) {
-		f.tokens, err = s.API.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{})
+		f.tokens, err = h.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{})
 		return err
 	})
 	look("releases", func() (err error) {
-		f.waiting, err = s.waiting(ctx)
+		f.waiting, err = h.waiting(ctx)
 		return err
 	})
 	asking.Wait()
@@ -243,13 +243,13 @@ type checksData struct {
 // checks is the page of all findings.
 func (s *Site) checks(ctx context.Context, u user, r *http.Request) (any, error) {
 	host := nodeOf(r)
-	f, err := s.gather(ctx, u, host, callTimeout-time.Second)
+	f, err := s.host.gather(ctx, u, host, callTimeout-time.Second)
 	if err != nil {
 		return nil, err
 	}
 	all := f.findings()
 	slices.SortStableFunc(all, func(a, b finding) int { return cmp.Compare(urgency(b), urgency(a)) })
-	nodes, _ := s.choices(ctx)
+	nodes, _ := s.host.choices(ctx)
 	examined := cmp.Or(f.examined.GetNode(), host, f.status.GetName())
 	return checksData{examined, f.examined.GetAt(), nodes, all, f.unexamined}, nil
 }

@@ -58,12 +58,12 @@ func (s *Site) events(ctx context.Context, _ user, r *http.Request) (any, error)
 	} else {
 		d.Since = ""
 	}
-	all, here, err := s.recent(ctx, req)
+	all, here, err := s.host.recent(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	d.Here = here
-	d.Choices, _ = s.choices(ctx)
+	d.Choices, _ = s.host.choices(ctx)
 	match := strings.ToLower(d.Match)
 	for _, e := range all {
 		if strings.Contains(strings.ToLower(e.GetSubject()+" "+e.GetType()+" "+e.GetMessage()), match) {
@@ -78,8 +78,8 @@ func (s *Site) events(ctx context.Context, _ user, r *http.Request) (any, error)
 }
 
 // recent reads events, newest first, and which node they are of.
-func (s *Site) recent(ctx context.Context, req *hostv1.EventsRequest) (all []event, of string, err error) {
-	stream, err := s.API.Agent.Events(ctx, req)
+func (h host) recent(ctx context.Context, req *hostv1.EventsRequest) (all []event, of string, err error) {
+	stream, err := h.Agent.Events(ctx, req)
 	if err != nil {
 		return nil, "", err
 	}
@@ -92,9 +92,9 @@ func (s *Site) recent(ctx context.Context, req *hostv1.EventsRequest) (all []eve
 }
 
 // eventsOf returns the newest events of a node about an object, or why there are none.
-func (s *Site) eventsOf(ctx context.Context, node string, topics []string, about func(*hostv1.Event) bool,
+func (h host) eventsOf(ctx context.Context, node string, topics []string, about func(*hostv1.Event) bool,
 ) (found []event, why string) {
-	all, _, err := s.recent(ctx, &hostv1.EventsRequest{Recent: keptEvents, Topics: topics, Node: node})
+	all, _, err := h.recent(ctx, &hostv1.EventsRequest{Recent: keptEvents, Topics: topics, Node: node})
 	if err != nil {
 		return nil, reason(err)
 	}

@@ -36,7 +36,7 @@ func (n leasedNode) Sick() (sick int) {
 }
 
 func (s *Site) nodes(ctx context.Context, _ user, _ *http.Request) (any, error) {
-	res, err := s.API.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
+	res, err := s.host.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ type nodeData struct {
 }
 
 func (s *Site) node(ctx context.Context, _ user, r *http.Request) (any, error) {
-	res, err := s.API.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: r.PathValue("name")})
+	res, err := s.host.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: r.PathValue("name")})
 	if err != nil {
 		return nil, err
 	}

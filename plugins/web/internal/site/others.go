@@ -37,8 +37,8 @@ const (
 )
 
 // choices are the cluster's nodes, for a page to choose from, or why they are not shown. They need no leader.
-func (s *Site) choices(ctx context.Context) (names []string, why string) {
-	res, err := s.API.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
+func (h host) choices(ctx context.Context) (names []string, why string) {
+	res, err := h.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	for _, m := range res.GetMembers() {
 		if m.GetStatus() != "left" {
 			names = append(names, m.GetName())
@@ -105,12 +105,12 @@ func (d pluginsData) Count() (n int) {
 // plugins shows those of all nodes, or of one. The first answer has this node's only, and the stream adds the others'.
 func (s *Site) plugins(ctx context.Context, _ user, r *http.Request) (any, error) {
 	d := pluginsData{Node: nodeOf(r)}
-	first, err := s.pluginsOf(ctx, d.Node)
+	first, err := s.host.pluginsOf(ctx, d.Node)
 	if err != nil {
 		return nil, err
 	}
 	d.Nodes = []nodePlugins{first}
-	if d.Choices, d.ChoicesWhy = s.choices(ctx); d.Node != "" {
+	if d.Choices, d.ChoicesWhy = s.host.choices(ctx); d.Node != "" {
 		return d, nil
 	}
 	names := slices.DeleteFunc(slices.Clone(d.Choices), func(name string) bool { return name == first.Name })
@@ -121,19 +121,18 @@ func (s *Site) plugins(ctx context.Context, _ user, r *http.Request) (any, error
 		}
 		return d, nil
 	}
-	others(ctx, names, func(ctx context.Context, node string) (nodePlugins, error) { return s.pluginsOf(ctx, node) },
-		func(node string, of nodePlugins, why string) {
-			of.Node, of.Name, of.Why = node, node, why
-			d.Nodes = append(d.Nodes, of)
-		})
+	others(ctx, names, s.host.pluginsOf, func(node string, of nodePlugins, why string) {
+		of.Node, of.Name, of.Why = node, node, why
+		d.Nodes = append(d.Nodes, of)
+	})
 	slices.SortFunc(d.Nodes[1:], func(a, b nodePlugins) int { return cmp.Compare(a.Name, b.Name) })
 	return d, nil
 }
 
 // pluginsOf asks a node for its plugins; empty: the one whose page it is.
-func (s *Site) pluginsOf(ctx context.Context, node string) (nodePlugins, error) {
+func (h host) pluginsOf(ctx context.Context, node string) (nodePlugins, error) {
 	ctx, call := connect.NewClientContext(ctx)
-	res, err := s.API.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
+	res, err := h.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
 	if err != nil {
 		return nodePlugins{}, err
 	}

@@ -55,7 +55,7 @@ func (s *Site) overview(ctx context.Context, u user, r *http.Request) (any, erro
 	if r.URL.Query().Has(liveParam) {
 		patience = overviewPatience
 	}
-	f, err := s.gather(ctx, u, "", patience)
+	f, err := s.host.gather(ctx, u, "", patience)
 	if err != nil {
 		return nil, err
 	}

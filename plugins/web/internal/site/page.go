@@ -136,7 +136,7 @@ func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	changed := s.watch(u.as(ctx), nodeOf(r), &following)
+	changed := s.host.watch(u.as(ctx), nodeOf(r), &following)
 	tick := time.NewTicker(v.every)
 	defer tick.Stop()
 	control := http.NewResponseController(w)
@@ -209,7 +209,7 @@ type stream interface {
 
 // watch returns a channel that has a value after something may have changed: in the ledger, or on a node; an empty name
 // is this one's.
-func (s *Site) watch(ctx context.Context, node string, following *sync.WaitGroup) <-chan struct{} {
+func (h host) watch(ctx context.Context, node string, following *sync.WaitGroup) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	tell := func() {
 		select {
@@ -236,14 +236,14 @@ func (s *Site) watch(ctx context.Context, node string, following *sync.WaitGroup
 	}
 	following.Go(func() {
 		follow(func() (stream, error) {
-			return s.API.System.Watch(ctx, &hostv1.WatchRequest{
+			return h.System.Watch(ctx, &hostv1.WatchRequest{
 				Topics: []string{"volumes", "claims", "nodes", "workloads", "drivers"},
 			})
 		})
 	})
 	following.Go(func() {
 		follow(func() (stream, error) {
-			return s.API.Agent.Events(ctx, &hostv1.EventsRequest{Follow: true, Node: node})
+			return h.Agent.Events(ctx, &hostv1.EventsRequest{Follow: true, Node: node})
 		})
 	})
 	return changed

@@ -28,7 +28,7 @@ func (d pluginData) Past() []*hostv1.PluginSwap {
 
 func (s *Site) plugin(ctx context.Context, _ user, r *http.Request) (any, error) {
 	node, name := nodeOf(r), r.PathValue("name")
-	of, err := s.pluginsOf(ctx, node)
+	of, err := s.host.pluginsOf(ctx, node)
 	if err != nil {
 		return nil, err
 	}
@@ -37,13 +37,13 @@ func (s *Site) plugin(ctx context.Context, _ user, r *http.Request) (any, error)
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("%s has no plugin %q", cmp.Or(node, "this host"), name))
 	}
 	d := pluginData{Plugin: of.Plugins[at], Node: node}
-	d.Events, _ = s.eventsOf(ctx, node, []string{"plugin"},
+	d.Events, _ = s.host.eventsOf(ctx, node, []string{"plugin"},
 		func(e *hostv1.Event) bool { return e.GetSubject() == name })
 	return d, nil
 }
 
 func (s *Site) drivers(ctx context.Context, _ user, _ *http.Request) (any, error) {
-	res, err := s.API.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
+	res, err := s.host.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -57,12 +57,12 @@ type driverData struct {
 
 func (s *Site) driver(ctx context.Context, _ user, r *http.Request) (any, error) {
 	id := r.PathValue("id")
-	res, err := s.API.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: id})
+	res, err := s.host.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: id})
 	if err != nil {
 		return nil, err
 	}
 	d := driverData{Driver: res.GetDriver()}
-	d.Events, _ = s.eventsOf(ctx, "", []string{"driver"}, func(e *hostv1.Event) bool { return e.GetSubject() == id })
+	d.Events, _ = s.host.eventsOf(ctx, "", []string{"driver"}, func(e *hostv1.Event) bool { return e.GetSubject() == id })
 	return d, nil
 }
 
@@ -85,19 +85,19 @@ type serviceRow struct {
 
 func (s *Site) services(ctx context.Context, _ user, r *http.Request) (any, error) {
 	d := servicesData{Asked: nodeOf(r)}
-	list, err := s.API.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: "*", Node: d.Asked})
+	list, err := s.host.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: "*", Node: d.Asked})
 	if err != nil {
 		return nil, err
 	}
 	d.Node = list.GetNode()
-	d.Choices, _ = s.choices(ctx)
+	d.Choices, _ = s.host.choices(ctx)
 	for _, w := range list.GetWorkloads() {
 		for _, service := range w.GetServices() {
 			d.Services = append(d.Services, serviceRow{service, w.GetSpec().GetNamespace(), w.GetSpec().GetId()})
 		}
 	}
 	slices.SortFunc(d.Services, func(a, b serviceRow) int { return cmp.Compare(a.GetName(), b.GetName()) })
-	tokens, err := s.API.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{})
+	tokens, err := s.host.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{})
 	if err != nil && connect.CodeOf(err) != connect.CodePermissionDenied {
 		return nil, err
 	}

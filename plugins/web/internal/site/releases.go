@@ -35,8 +35,8 @@ func (w waiting) What() string {
 const maxExplained = 20
 
 // waiting lists the releases that wait, oldest first: those of the whole cluster, and this node's failed ones.
-func (s *Site) waiting(ctx context.Context) (all []waiting, err error) {
-	volumes, err := s.API.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{State: "releasing"})
+func (h host) waiting(ctx context.Context) (all []waiting, err error) {
+	volumes, err := h.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{State: "releasing"})
 	if err != nil {
 		return nil, err
 	}
@@ -54,10 +54,10 @@ func (s *Site) waiting(ctx context.Context) (all []waiting, err error) {
 	oldestFirst(all)
 	var explaining sync.WaitGroup
 	for n := range all[:min(len(all), maxExplained)] {
-		explaining.Go(func() { s.explain(ctx, &all[n]) })
+		explaining.Go(func() { h.explain(ctx, &all[n]) })
 	}
 	explaining.Wait()
-	status, err := s.API.Agent.Status(ctx, &hostv1.StatusRequest{})
+	status, err := h.Agent.Status(ctx, &hostv1.StatusRequest{})
 	if err != nil && connect.CodeOf(err) != connect.CodePermissionDenied {
 		return nil, err
 	}
@@ -82,8 +82,8 @@ func oldestFirst(all []waiting) {
 }
 
 // explain adds what a claim waits for. Where that is not known, it stays as it is.
-func (s *Site) explain(ctx context.Context, w *waiting) {
-	res, err := s.API.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{Namespace: w.Namespace, Id: w.Volume})
+func (h host) explain(ctx context.Context, w *waiting) {
+	res, err := h.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{Namespace: w.Namespace, Id: w.Volume})
 	if err != nil {
 		return
 	}
@@ -96,7 +96,7 @@ func (s *Site) explain(ctx context.Context, w *waiting) {
 }
 
 func (s *Site) releases(ctx context.Context, _ user, _ *http.Request) (any, error) {
-	return s.waiting(ctx)
+	return s.host.waiting(ctx)
 }
 
 // objectlessURL is the address of the page of what has no namespace.

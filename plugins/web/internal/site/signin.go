@@ -53,7 +53,7 @@ func (s *Site) signIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	u := user{session.Session{Secret: secret}}
-	self, err := s.API.ACL.GetACLSelf(u.as(r.Context()), &hostv1.GetACLSelfRequest{})
+	self, err := s.host.ACL.GetACLSelf(u.as(r.Context()), &hostv1.GetACLSelfRequest{})
 	switch {
 	case connect.CodeOf(err) == connect.CodeFailedPrecondition: // ACLs are off: no token is needed
 		http.Redirect(w, r, within(r.PostFormValue("to")), http.StatusSeeOther)

@@ -30,9 +30,13 @@ type Config struct {
 	Log      *slog.Logger
 }
 
+// host is the agent, with the questions that need more than one call, or that more than one page asks.
+type host struct{ *api.Client }
+
 // Site serves the pages.
 type Site struct {
 	Config
+	host    host
 	pages   map[string]*template.Template
 	streams chan struct{} // a slot of each page that is kept up to date
 	usages  usages
@@ -47,7 +51,7 @@ const (
 
 // New returns the pages.
 func New(cfg Config) *Site {
-	return &Site{Config: cfg, pages: parse(), streams: make(chan struct{}, maxStreams)}
+	return &Site{Config: cfg, host: host{cfg.API}, pages: parse(), streams: make(chan struct{}, maxStreams)}
 }
 
 // Handler serves them.

@@ -37,8 +37,8 @@ type usageSeen struct {
 	at    time.Time
 }
 
-// fillUsage adds the usage of the rows that are mounted somewhere.
-func (s *Site) fillUsage(ctx context.Context, u user, rows []row) {
+// fill adds the usage of the rows that are mounted somewhere.
+func (c *usages) fill(ctx context.Context, h host, u user, rows []row) {
 	var asking errgroup.Group
 	asking.SetLimit(askedAtOnce)
 	for n := range rows {
@@ -46,16 +46,15 @@ func (s *Site) fillUsage(ctx context.Context, u user, rows []row) {
 			continue
 		}
 		asking.Go(func() error {
-			rows[n].Usage = s.usageOf(ctx, u, rows[n].GetSpec())
+			rows[n].Usage = c.of(ctx, h, u, rows[n].GetSpec())
 			return nil
 		})
 	}
 	_ = asking.Wait() // nothing returns an error
 }
 
-// usageOf returns a volume's usage; nil: it is not known.
-func (s *Site) usageOf(ctx context.Context, u user, spec *hostv1.VolumeSpec) *hostv1.VolumeUsage {
-	c := &s.usages
+// of returns a volume's usage; nil: it is not known.
+func (c *usages) of(ctx context.Context, h host, u user, spec *hostv1.VolumeSpec) *hostv1.VolumeUsage {
 	key := usageKey{sha256.Sum256([]byte(u.Secret)), spec.GetNamespace(), spec.GetId()}
 	c.mu.Lock()
 	seen, ok := c.seen[key]
@@ -63,7 +62,7 @@ func (s *Site) usageOf(ctx context.Context, u user, spec *hostv1.VolumeSpec) *ho
 	if ok && time.Since(seen.at) < usageKept {
 		return seen.usage
 	}
-	res, err := s.API.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
+	res, err := h.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
 	if err != nil {
 		return nil
 	}

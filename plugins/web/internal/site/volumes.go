@@ -87,7 +87,7 @@ func (s *Site) volumes(ctx context.Context, u user, r *http.Request) (any, error
 	if !slices.Contains(d.States, d.State) {
 		d.State = ""
 	}
-	res, err := s.API.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{
+	res, err := s.host.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{
 		Namespace: cmp.Or(d.Namespace, "*"), PluginId: d.Driver, Search: d.Search, State: d.State, PerPage: perPage,
 		Page: int32(d.Page), //nolint:gosec // it is bounded above
 	})
@@ -102,7 +102,7 @@ func (s *Site) volumes(ctx context.Context, u user, r *http.Request) (any, error
 		d.Volumes = append(d.Volumes, row{Volume: v})
 	}
 	if d.Usage {
-		s.fillUsage(ctx, u, d.Volumes)
+		s.usages.fill(ctx, s.host, u, d.Volumes)
 	}
 	return d, nil
 }
@@ -170,12 +170,12 @@ const ownEvents = 50
 
 func (s *Site) volume(ctx context.Context, _ user, r *http.Request) (any, error) {
 	namespace, id := r.PathValue("namespace"), r.PathValue("id")
-	res, err := s.API.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: namespace, Id: id})
+	res, err := s.host.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: namespace, Id: id})
 	if err != nil {
 		return nil, err
 	}
 	d := volumeData{Volume: res.GetVolume(), Usage: res.GetUsage(), Conditions: res.GetConditions()}
-	explained, err := s.API.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{Namespace: namespace, Id: id})
+	explained, err := s.host.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{Namespace: namespace, Id: id})
 	if err != nil {
 		return nil, err
 	}
@@ -186,19 +186,19 @@ func (s *Site) volume(ctx context.Context, _ user, r *http.Request) (any, error)
 			d.Nodes = append(d.Nodes, node)
 		}
 	}
-	d.Events, d.EventsWhy = s.eventsOf(ctx, "", []string{"volume", "claim", "snapshot"}, func(e *hostv1.Event) bool {
+	d.Events, d.EventsWhy = s.host.eventsOf(ctx, "", []string{"volume", "claim", "snapshot"}, func(e *hostv1.Event) bool {
 		name := qualified(namespace, id)
 		return e.GetSubject() == name || e.GetDetails()["volume"] == name || e.GetDetails()["volume"] == id
 	})
-	d.Snapshots, d.SnapshotsWhy = s.snapshotsOf(ctx, d.Volume)
+	d.Snapshots, d.SnapshotsWhy = s.host.snapshotsOf(ctx, d.Volume)
 	return d, nil
 }
 
 // maxSnapshots bounds how many of a driver's snapshots are looked through for those of a volume.
 const maxSnapshots = 500
 
-func (s *Site) snapshotsOf(ctx context.Context, v *hostv1.Volume) (found []*hostv1.Snapshot, why string) {
-	res, err := s.API.Volumes.ListSnapshots(ctx, &hostv1.ListSnapshotsRequest{
+func (h host) snapshotsOf(ctx context.Context, v *hostv1.Volume) (found []*hostv1.Snapshot, why string) {
+	res, err := h.Volumes.ListSnapshots(ctx, &hostv1.ListSnapshotsRequest{
 		PluginId: v.GetSpec().GetPluginId(), PerPage: maxSnapshots,
 	})
 	if connect.CodeOf(err) == connect.CodeUnimplemented {

@@ -34,7 +34,7 @@ type elsewhere struct {
 const asksNodes, maxAskedNodes = 8, 200
 
 func (s *Site) workloads(ctx context.Context, _ user, _ *http.Request) (any, error) {
-	res, err := s.API.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: "*"})
+	res, err := s.host.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: "*"})
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func (s *Site) workloads(ctx context.Context, _ user, _ *http.Request) (any, err
 			d.Ended++
 		}
 	}
-	d.Others, err = s.elsewhere(ctx, d.Node)
+	d.Others, err = s.host.elsewhere(ctx, d.Node)
 	if err != nil && connect.CodeOf(err) != connect.CodePermissionDenied {
 		return nil, err
 	}
@@ -62,8 +62,8 @@ func rank(state string) int {
 }
 
 // elsewhere lists the workloads of other nodes.
-func (s *Site) elsewhere(ctx context.Context, here string) (all []elsewhere, err error) {
-	nodes, err := s.API.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
+func (h host) elsewhere(ctx context.Context, here string) (all []elsewhere, err error) {
+	nodes, err := h.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (s *Site) elsewhere(ctx context.Context, here string) (all []elsewhere, err
 			continue
 		}
 		asking.Go(func() error {
-			res, err := s.API.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: node.GetName()})
+			res, err := h.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: node.GetName()})
 			if err != nil {
 				return nil // it was purged
 			}
@@ -103,13 +103,13 @@ type workloadData struct {
 
 func (s *Site) workload(ctx context.Context, _ user, r *http.Request) (any, error) {
 	node, namespace, id := nodeOf(r), r.PathValue("namespace"), r.PathValue("id")
-	res, err := s.API.Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Node: node})
+	res, err := s.host.Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Node: node})
 	if err != nil {
 		return nil, err
 	}
 	d := workloadData{Workload: res.GetWorkload()}
 	name := qualified(namespace, id)
-	d.Events, d.EventsWhy = s.eventsOf(ctx, node, []string{"workload", "service", "claim"}, func(e *hostv1.Event) bool {
+	d.Events, d.EventsWhy = s.host.eventsOf(ctx, node, []string{"workload", "service", "claim"}, func(e *hostv1.Event) bool {
 		return e.GetTopic() == "workload" && e.GetSubject() == name || e.GetDetails()["workload"] == name
 	})
 	return d, nil
