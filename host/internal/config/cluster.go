@@ -31,7 +31,7 @@ func defaultAutopilot() claim.Autopilot {
 func (l *loader) clusterBlocks(s *section, dir string) {
 	a, live, auto := l.agent, &l.agent.Server.Liveness, &l.agent.Autopilot
 	s.read(keys{"advertise_addr": &a.AdvertiseAddr, "retry_join": &a.RetryJoin})
-	s.gossipKey(dir, &a.Gossip)
+	readGossipKey(s, dir, &a.Gossip)
 	s.block("server", keys{
 		"enabled": &a.Server.Enabled, "bootstrap_expect": number(0, claim.MaxServers, &a.Server.BootstrapExpect),
 		"election_timeout": electionTimeout(&a.Server.ElectionTimeout),

@@ -139,16 +139,16 @@ func (r *serviceReader) read(in *section, at string, into reflect.Value) {
 		case *map[string]any:
 			*dst = in.object(key)
 		case *map[string]service.HeaderValues:
-			*dst = in.header()
+			*dst = headerValues(in)
 		default:
 			r.readBlocks(in, key, at+"/"+inJSON(into.Type().Field(n)), into.Field(n))
 		}
 	}
 	if c, is := into.Addr().Interface().(*service.Check); is {
-		if in.addressMode(); c.Type == "script" {
+		if checkAddressMode(in); c.Type == "script" {
 			in.fail("type", noScripts)
 		}
-		in.onUpdate()
+		checkOnUpdate(in)
 	}
 }
 

@@ -43,7 +43,7 @@ func (l *loader) frontend(s *section, p *Plugin) {
 		seen[name] = true
 		f := p.Frontend
 		f.Sockets = slices.DeleteFunc(f.Sockets, func(other Socket) bool { return other.Name == name })
-		f.Sockets = append(f.Sockets, s.socket(block))
+		f.Sockets = append(f.Sockets, socket(s, block))
 	}
 	if len(p.Frontend.Sockets) > maxSockets {
 		s.fail("listen", "at most %d are allowed", maxSockets)
@@ -60,7 +60,7 @@ func (l *loader) frontend(s *section, p *Plugin) {
 }
 
 // socket reads a listen block.
-func (s *section) socket(block *hcl.Block) Socket {
+func socket(s *section, block *hcl.Block) Socket {
 	in := s.inner(block, fields{attrs: []string{"address", "mode", "owner", "group"}})
 	out := Socket{Name: block.Labels[0], Mode: 0o600}
 	var mode string

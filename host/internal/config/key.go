@@ -73,8 +73,8 @@ func (k KeySource) Read() (Key, error) {
 	return key, nil
 }
 
-// gossipKey reads encrypt or encrypt_file.
-func (s *section) gossipKey(dir string, dst *KeySource) {
+// readGossipKey reads encrypt or encrypt_file.
+func readGossipKey(s *section, dir string, dst *KeySource) {
 	switch {
 	case s.has("encrypt") && s.has("encrypt_file"):
 		s.fail("encrypt_file", "is given as well as encrypt; leave one of them out")

@@ -285,7 +285,7 @@ func (l *loader) rest(env Overrides) {
 		})
 		l.clusterBlocks(s, r.dir)
 		l.pluginBlocks(s)
-		s.pluginSigning(r.dir, &a.PluginSigning)
+		readSigning(s, r.dir, &a.PluginSigning)
 		l.consulBlocks(s, r.dir)
 		l.identityBlocks(s)
 	}

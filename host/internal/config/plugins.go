@@ -41,13 +41,13 @@ func (l *loader) pluginBlocks(s *section) {
 			"args": &p.Args, "user": &p.User, "group": &p.Group, "checksum": checksum(&p.Checksum),
 			"keep_versions": number(minKeepVersions, math.MaxInt32, &p.KeepVersions),
 		})
-		in.environment(&p.Env, func(name string) string {
+		readEnvironment(in, &p.Env, func(name string) string {
 			if strings.HasPrefix(name, "PANNIER_") || strings.HasPrefix(name, "PLUGIN_") {
 				return name + ": variables that begin with PANNIER_ or PLUGIN_ are the agent's"
 			}
 			return ""
 		})
-		in.limits(&p.Limits)
+		readLimits(in, &p.Limits)
 		if in.str("version", &p.Version) && p.Version != "" {
 			if _, err := version.NewConstraint(p.Version); err != nil {
 				in.fail("version", "%q is no constraint such as %q", p.Version, "~> 1.2")
@@ -65,8 +65,8 @@ func (l *loader) pluginBlocks(s *section) {
 	}
 }
 
-// environment reads the variables of a process. refused says why it cannot have one; empty: it can.
-func (s *section) environment(dst *map[string]string, refused func(name string) string) {
+// readEnvironment reads the variables of a process. refused says why it cannot have one; empty: it can.
+func readEnvironment(s *section, dst *map[string]string, refused func(name string) string) {
 	env := s.texts("env")
 	for name := range env {
 		if why := refused(name); why != "" {
@@ -81,8 +81,8 @@ func (s *section) environment(dst *map[string]string, refused func(name string) 
 	}
 }
 
-// pluginSigning reads the plugin_signing block. Relative paths of keys start at dir.
-func (s *section) pluginSigning(dir string, dst *signing.Policy) {
+// readSigning reads the plugin_signing block. Relative paths of keys start at dir.
+func readSigning(s *section, dir string, dst *signing.Policy) {
 	policy, given := signing.Policy{Required: true}, []string(nil)
 	in := s.block("plugin_signing", keys{"require_signature": &policy.Required, "keys": &given})
 	if in == nil {
@@ -146,8 +146,8 @@ func checksum(dst *string) func(*section, string) {
 	}
 }
 
-// limits reads the limits block of a plugin or driver.
-func (s *section) limits(dst *process.Limits) {
+// readLimits reads the limits block of a plugin or driver.
+func readLimits(s *section, dst *process.Limits) {
 	in := s.block("limits", keys{
 		"memory": capacity(&dst.Memory), "open_files": number(minOpenFiles, math.MaxInt32, &dst.OpenFiles),
 		"processes": number(minProcesses, math.MaxInt32, &dst.Processes),
@@ -238,7 +238,7 @@ func (l *loader) driverBlocks(roots []*section) {
 	for i, in := range blocks {
 		d := owners[i]
 		in.eval = l.variables(driverVariables(d.ID, d.Endpoint))
-		in.driverProcess(d)
+		readProcess(in, d)
 		if l.drivers[d.ID] != d {
 			continue // a controller block
 		}
@@ -254,12 +254,12 @@ func (l *loader) driverBlocks(roots []*section) {
 		if d.Controller != nil && in.has("type") && d.Type != "node" {
 			in.fail("type", "is %q, and the block has a controller block: write node, or nothing", d.Type)
 		}
-		in.ephemeralVolumes(&d.EphemeralVolumes)
+		readEphemeralVolumes(in, &d.EphemeralVolumes)
 	}
 }
 
-// ephemeralVolumes reads the ephemeral_volumes block of a driver.
-func (s *section) ephemeralVolumes(dst **EphemeralVolumes) {
+// readEphemeralVolumes reads the ephemeral_volumes block of a driver.
+func readEphemeralVolumes(s *section, dst **EphemeralVolumes) {
 	block := s.one("ephemeral_volumes")
 	if block == nil {
 		return
@@ -287,20 +287,20 @@ func (s *section) ephemeralVolumes(dst **EphemeralVolumes) {
 	}
 }
 
-// driverProcess reads how the process of a driver is run, or that of its controller.
-func (s *section) driverProcess(d *Driver) {
+// readProcess reads how the process of a driver is run, or that of its controller.
+func readProcess(s *section, d *Driver) {
 	s.strings("command", &d.Command)
 	if s.has("command") && len(d.Command) > 0 && !strings.HasPrefix(d.Command[0], "/") {
 		s.fail("command", "the program needs an absolute path, not %q", d.Command[0])
 	}
-	s.environment(&d.Env, func(name string) string {
+	readEnvironment(s, &d.Env, func(name string) string {
 		if name == "CSI_ENDPOINT" {
 			return "CSI_ENDPOINT is the endpoint: set that"
 		}
 		return ""
 	})
 	s.read(keys{"user": &d.User, "checksum": checksum(&d.Checksum), "overlap": &d.Overlap})
-	s.limits(&d.Limits)
+	readLimits(s, &d.Limits)
 }
 
 // driver returns the entry of a driver, with the defaults if it is new.

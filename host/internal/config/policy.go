@@ -51,7 +51,7 @@ func ParsePolicy(text string, words PolicyWords) (Policy, error) {
 		if _, twice := p.Namespaces[pattern]; twice {
 			problems.add(block.DefRange, "namespace %q: block given twice", pattern)
 		}
-		p.Namespaces[pattern] = s.policyNamespace(block, words)
+		p.Namespaces[pattern] = policyNamespace(s, block, words)
 	}
 	for _, area := range known.blocks {
 		level := ""
@@ -69,7 +69,7 @@ func ParsePolicy(text string, words PolicyWords) (Policy, error) {
 	return p, problems.err()
 }
 
-func (s *section) policyNamespace(block *hcl.Block, words PolicyWords) (n PolicyNamespace) {
+func policyNamespace(s *section, block *hcl.Block, words PolicyWords) (n PolicyNamespace) {
 	in := s.inner(block, fields{attrs: []string{"policy", "capabilities", "services"}})
 	if !validPattern().MatchString(block.Labels[0]) {
 		in.problems.add(block.DefRange, "%s: the name of a namespace has 1 to 128 letters, digits and - _ . only, and * for "+

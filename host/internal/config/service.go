@@ -22,9 +22,9 @@ type serviceReader struct {
 	labels []string // of the workload's ports
 }
 
-// services reads and checks the service blocks. labels are the labels of the workload's ports; those that services need
-// besides are added.
-func (s *section) services(labels []string) (all []service.Service, allLabels []string) {
+// servicesOf reads and checks the service blocks. labels are the labels of the workload's ports; those that services
+// need besides are added.
+func servicesOf(s *section, labels []string) (all []service.Service, allLabels []string) {
 	blocks := s.content.Blocks.OfType("service")
 	r := &serviceReader{places: map[string]*section{}, labels: labels}
 	variables := newLater(vars.InServices(labels))
@@ -74,11 +74,11 @@ func (r *serviceReader) service(in *section, at, label string) (s service.Servic
 	name := in.named(label)
 	r.read(in, at, reflect.ValueOf(&s).Elem())
 	s.Name = name
-	in.provider()
-	in.addressMode()
-	in.cluster(&s.Consul)
-	in.kind(s.Connect)
-	in.onUpdate()
+	checkProvider(in)
+	checkAddressMode(in)
+	readCluster(in, &s.Consul)
+	checkKind(in, s.Connect)
+	checkOnUpdate(in)
 	r.gatewayPort(&s)
 	return s
 }
@@ -117,8 +117,8 @@ func (s *section) title(name string, dst *string) {
 	}
 }
 
-// provider is Nomad's key for the service registry.
-func (s *section) provider() {
+// checkProvider is Nomad's key for the service registry.
+func checkProvider(s *section) {
 	var provider string
 	if s.plain().str("provider", &provider) && provider != "consul" {
 		s.fail("provider", `%q is not supported: services are kept by Consul; leave it out, or write provider = "consul"`,
@@ -126,8 +126,8 @@ func (s *section) provider() {
 	}
 }
 
-// addressMode is Nomad's key. Here workloads only have their node's addresses.
-func (s *section) addressMode() {
+// checkAddressMode is Nomad's key. Here workloads only have their node's addresses.
+func checkAddressMode(s *section) {
 	var mode string
 	if s.plain().str("address_mode", &mode) && mode != "auto" && mode != "host" {
 		s.fail("address_mode", "%q is not supported: a workload has its node's network; leave it out, or write an address",
@@ -135,8 +135,8 @@ func (s *section) addressMode() {
 	}
 }
 
-// kind is Nomad's key for what the blocks in connect say here.
-func (s *section) kind(connect *service.Connect) {
+// checkKind is Nomad's key for what the blocks in connect say here.
+func checkKind(s *section, connect *service.Connect) {
 	var kind, is string
 	if !s.plain().str("kind", &kind) || kind == "" {
 		return
@@ -163,14 +163,14 @@ func (s *section) kind(connect *service.Connect) {
 	}
 }
 
-// onUpdate is Nomad's key for what a deployment makes of the checks. Here is none, and no start waits for checks.
-func (s *section) onUpdate() {
+// checkOnUpdate is Nomad's key for what a deployment makes of the checks. Here is none, and no start waits for checks.
+func checkOnUpdate(s *section) {
 	var mode string
 	s.plain().oneOf("on_update", []string{"require_healthy", "ignore_warnings", "ignore"}, &mode)
 }
 
-// cluster is Nomad's key for the agent's consul block.
-func (s *section) cluster(consul *string) {
+// readCluster reads Nomad's key for the agent's consul block.
+func readCluster(s *section, consul *string) {
 	if s.has("cluster") && s.has("consul") {
 		s.fail("cluster", "is another word for consul, which is given too; leave one of them out")
 		return
@@ -210,8 +210,8 @@ func (s *section) smallOrLabel(name string, number *int32, label *string) {
 	*label = text
 }
 
-// header reads names with lists of values.
-func (s *section) header() map[string]service.HeaderValues {
+// headerValues reads names with lists of values.
+func headerValues(s *section) map[string]service.HeaderValues {
 	object := s.object("header")
 	if object == nil {
 		return nil
@@ -235,7 +235,7 @@ func (s *section) header() map[string]service.HeaderValues {
 }
 
 // messages converts the services to protobuf. Their values are JSON, so it cannot fail unless the model is wrong.
-func (s *section) messages(services []service.Service) []*servicev1.Service {
+func messages(s *section, services []service.Service) []*servicev1.Service {
 	var out []*servicev1.Service
 	for _, one := range services {
 		m, err := one.ToProto()

@@ -81,13 +81,13 @@ func parseVolume(native parser, name string, src []byte) (*hostv1.VolumeSpec, er
 		"external_id": &spec.ExternalId, "capacity_min": capacity(&spec.CapacityMin),
 		"capacity_max": capacity(&spec.CapacityMax), "clone_id": &spec.CloneId, "snapshot_id": &spec.SnapshotId,
 	})
-	spec.Capabilities = s.capabilities()
-	spec.MountOptions = s.mountOptions()
-	spec.TopologyRequest = s.topologyRequest()
-	spec.Parameters = s.forDriver("parameters", false)
-	spec.Context = s.forDriver("context", false)
-	spec.Secrets = s.secrets()
-	s.checkVolume(spec)
+	spec.Capabilities = capabilities(s)
+	spec.MountOptions = mountOptions(s)
+	spec.TopologyRequest = topologyRequest(s)
+	spec.Parameters = forDriver(s, "parameters", false)
+	spec.Context = forDriver(s, "context", false)
+	spec.Secrets = secrets(s)
+	checkVolume(s, spec)
 	if err := problems.err(); err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func hostVolume(body hcl.Body) (at hcl.Range, is bool) {
 	return attr.Range, !diags.HasErrors() && ok && strings.EqualFold(text, "host")
 }
 
-func (s *section) checkVolume(spec *hostv1.VolumeSpec) {
+func checkVolume(s *section, spec *hostv1.VolumeSpec) {
 	if err := claim.CheckVolumeID(spec.Id); err != nil && claim.CheckID(plainID(spec.Id)) == nil {
 		s.fail("id", "%v; write id = %q", err, plainID(spec.Id))
 	}
@@ -183,13 +183,13 @@ func ParseSize(text string) (int64, error) {
 	return int64(n), nil
 }
 
-func (s *section) capabilities() []*hostv1.VolumeCapability {
+func capabilities(s *section) []*hostv1.VolumeCapability {
 	var list []*hostv1.VolumeCapability
 	seen := map[string]bool{}
 	for _, block := range s.content.Blocks.OfType("capability") {
 		in := s.inner(block, fields{attrs: []string{"access_mode", "attachment_mode"}})
 		c := &hostv1.VolumeCapability{}
-		in.modes(&c.AccessMode, &c.AttachmentMode)
+		readModes(in, &c.AccessMode, &c.AttachmentMode)
 		for _, name := range []string{"access_mode", "attachment_mode"} {
 			if !in.has(name) {
 				in.fail(name, "is required")
@@ -204,17 +204,17 @@ func (s *section) capabilities() []*hostv1.VolumeCapability {
 		}
 		list = append(list, c)
 	}
-	return s.oldCapability(list)
+	return oldCapability(s, list)
 }
 
 // oldCapability adds access_mode and attachment_mode at the top level, where specs for old versions of Nomad have them.
 // Newer versions ignore them beside capability blocks, so there they must say the same.
-func (s *section) oldCapability(list []*hostv1.VolumeCapability) []*hostv1.VolumeCapability {
+func oldCapability(s *section, list []*hostv1.VolumeCapability) []*hostv1.VolumeCapability {
 	if !s.has("access_mode") && !s.has("attachment_mode") {
 		return list
 	}
 	old := &hostv1.VolumeCapability{}
-	s.modes(&old.AccessMode, &old.AttachmentMode)
+	readModes(s, &old.AccessMode, &old.AttachmentMode)
 	if len(s.content.Blocks.OfType("capability")) == 0 {
 		for _, name := range []string{"access_mode", "attachment_mode"} {
 			if !s.has(name) {
@@ -238,8 +238,8 @@ func (s *section) oldCapability(list []*hostv1.VolumeCapability) []*hostv1.Volum
 	return list
 }
 
-// modes reads access_mode and attachment_mode. Both may be absent.
-func (s *section) modes(access, attachment *string) {
+// readModes reads access_mode and attachment_mode. Both may be absent.
+func readModes(s *section, access, attachment *string) {
 	s.oneOf("access_mode", names(claim.AccessModes), access)
 	s.oneOf("attachment_mode", names(claim.AttachmentModes), attachment)
 }
@@ -252,7 +252,7 @@ func names[T ~string](list []T) []string {
 	return out
 }
 
-func (s *section) mountOptions() *hostv1.MountOptions {
+func mountOptions(s *section) *hostv1.MountOptions {
 	o := &hostv1.MountOptions{}
 	if s.block("mount_options", keys{
 		"fs_type": &o.FsType, "mount_flags": &o.MountFlags, "volume_mount_group": &o.VolumeMountGroup,
@@ -262,7 +262,7 @@ func (s *section) mountOptions() *hostv1.MountOptions {
 	return o
 }
 
-func (s *section) topologyRequest() *hostv1.TopologyRequest {
+func topologyRequest(s *section) *hostv1.TopologyRequest {
 	block := s.one("topology_request")
 	if block == nil {
 		return nil
@@ -271,15 +271,15 @@ func (s *section) topologyRequest() *hostv1.TopologyRequest {
 	in := s.inner(block, fields{
 		blocks: []string{"required", "preferred"}, refused: map[string]string{"topology": levels, "segments": levels},
 	})
-	return &hostv1.TopologyRequest{Required: in.topologies("required"), Preferred: in.topologies("preferred")}
+	return &hostv1.TopologyRequest{Required: topologies(in, "required"), Preferred: topologies(in, "preferred")}
 }
 
-func (s *section) topologies(typeName string) []*hostv1.Topology {
+func topologies(s *section, typeName string) []*hostv1.Topology {
 	var list []*hostv1.Topology
 	for _, outer := range s.content.Blocks.OfType(typeName) { // in JSON each topology may have its own
 		in := s.inner(outer, fields{blocks: []string{"topology"}})
 		for _, block := range in.content.Blocks.OfType("topology") {
-			segments := in.inner(block, fields{blocks: []string{"segments"}}).forDriver("segments", false)
+			segments := forDriver(in.inner(block, fields{blocks: []string{"segments"}}), "segments", false)
 			if len(segments) == 0 {
 				in.problems.add(block.DefRange, "%s: a segments block with at least one key is required", in.key("topology"))
 			}
@@ -291,7 +291,7 @@ func (s *section) topologies(typeName string) []*hostv1.Topology {
 
 // forDriver reads a block of free keys whose values a driver gets. Values that Nomad would make another text of are
 // refused.
-func (s *section) forDriver(typeName string, secret bool) map[string]string {
+func forDriver(s *section, typeName string, secret bool) map[string]string {
 	for _, block := range s.content.Blocks.OfType(typeName) {
 		attrs, _ := block.Body.JustAttributes() // free reports what is wrong with it
 		for _, attr := range attrs {
@@ -318,8 +318,8 @@ func (s *section) forDriver(typeName string, secret bool) map[string]string {
 }
 
 // secrets joins the secrets block with the files of secrets_from.
-func (s *section) secrets() map[string]string {
-	secrets := s.forDriver("secrets", true)
+func secrets(s *section) map[string]string {
+	secrets := forDriver(s, "secrets", true)
 	block := s.one("secrets_from")
 	if block == nil {
 		return secrets

@@ -75,14 +75,14 @@ func ParseWorkload(name string, src []byte) (*hostv1.WorkloadSpec, error) {
 	if len(blocks) == 0 {
 		return nil, problems.err()
 	}
-	spec := file.workload(blocks[0])
+	spec := workloadSpec(file, blocks[0])
 	if err := problems.err(); err != nil {
 		return nil, err
 	}
 	return spec, nil
 }
 
-func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
+func workloadSpec(s *section, block *hcl.Block) *hostv1.WorkloadSpec {
 	spec := &hostv1.WorkloadSpec{Id: block.Labels[0]}
 	in := s.inner(block, workloadFields)
 	if err := claim.CheckID(spec.Id); err != nil {
@@ -94,36 +94,36 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	seen := map[string]bool{}
 	destinations := map[string]string{}
 	for _, block := range in.content.Blocks.OfType("volume") {
-		spec.Volumes = append(spec.Volumes, in.request(block, seen, destinations))
+		spec.Volumes = append(spec.Volumes, volumeRequest(in, block, seen, destinations))
 	}
 	named := map[string]bool{}
 	for _, block := range in.content.Blocks.OfType("device") {
-		spec.Devices = append(spec.Devices, in.device(block, named))
+		spec.Devices = append(spec.Devices, deviceRequest(in, block, named))
 	}
 	in.str("user", &spec.User)
 	in.boolean("canary", &spec.Canary)
 	others := map[string]bool{}
-	in.awaited("after", spec.Id, others, &spec.After)
-	in.awaited("replaces", spec.Id, others, &spec.Replaces)
-	in.units(&spec.Units)
-	spec.Ports = in.ports()
+	readAwaited(in, "after", spec.Id, others, &spec.After)
+	readAwaited(in, "replaces", spec.Id, others, &spec.Replaces)
+	readUnits(in, &spec.Units)
+	spec.Ports = ports(in)
 	var labels []string
 	for _, port := range spec.Ports {
 		labels = append(labels, port.Label)
 	}
 	given := len(labels)
-	services, labels := in.services(labels)
+	services, labels := servicesOf(in, labels)
 	for _, label := range labels[given:] {
 		spec.Ports = append(spec.Ports, &hostv1.Port{Label: label})
 	}
-	spec.Services = in.messages(services)
-	spec.Exec = in.exec(newLater(vars.InPrograms(labels)))
-	spec.Sidecars = in.sidecars(newLater(vars.InSidecars(labels)), services)
+	spec.Services = messages(in, services)
+	spec.Exec = program(in, newLater(vars.InPrograms(labels)))
+	spec.Sidecars = sidecars(in, newLater(vars.InSidecars(labels)), services)
 	return spec
 }
 
-// awaited reads names of other workloads, ID or NAMESPACE/ID. others are those that were read before.
-func (s *section) awaited(name, own string, others map[string]bool, dst *[]string) {
+// readAwaited reads names of other workloads, ID or NAMESPACE/ID. others are those that were read before.
+func readAwaited(s *section, name, own string, others map[string]bool, dst *[]string) {
 	s.strings(name, dst)
 	for _, ref := range *dst {
 		namespace, id, qualified := strings.Cut(ref, "/")
@@ -142,8 +142,8 @@ func (s *section) awaited(name, own string, others map[string]bool, dst *[]strin
 	}
 }
 
-// units reads the names of services of systemd.
-func (s *section) units(dst *[]string) {
+// readUnits reads the names of services of systemd.
+func readUnits(s *section, dst *[]string) {
 	s.strings("units", dst)
 	for n, unit := range *dst {
 		if !owner.IsUnit(unit) {
@@ -157,8 +157,8 @@ func (s *section) units(dst *[]string) {
 // maxDevices is device.MaxDevices. That package is left out of the client, since it brings gRPC along.
 const maxDevices = 256
 
-// device reads one device block. named are those before it.
-func (s *section) device(block *hcl.Block, named map[string]bool) *hostv1.DeviceRequest {
+// deviceRequest reads one device block. named are those before it.
+func deviceRequest(s *section, block *hcl.Block, named map[string]bool) *hostv1.DeviceRequest {
 	r := &hostv1.DeviceRequest{Name: block.Labels[0]}
 	in := s.inner(block, deviceFields)
 	for _, part := range strings.SplitN(r.Name, "/", 3) {
@@ -177,8 +177,8 @@ func (s *section) device(block *hcl.Block, named map[string]bool) *hostv1.Device
 	return r
 }
 
-// request reads one volume block. destinations are those of the blocks before it.
-func (s *section) request(block *hcl.Block, seen map[string]bool,
+// volumeRequest reads one volume block. destinations are those of the blocks before it.
+func volumeRequest(s *section, block *hcl.Block, seen map[string]bool,
 	destinations map[string]string,
 ) *hostv1.VolumeRequest {
 	r := &hostv1.VolumeRequest{Name: block.Labels[0]}
@@ -192,7 +192,7 @@ func (s *section) request(block *hcl.Block, seen map[string]bool,
 	seen[r.Name] = true
 
 	in.boolean("read_only", &r.ReadOnly)
-	in.modes(&r.AccessMode, &r.AttachmentMode)
+	readModes(in, &r.AccessMode, &r.AttachmentMode)
 	in.str("source", &r.Source)
 	in.str("driver", &r.Driver)
 	r.Attributes = in.texts("attributes")
@@ -205,9 +205,9 @@ func (s *section) request(block *hcl.Block, seen map[string]bool,
 			in.fail("attributes", "are those of a volume that a driver makes for this workload: write driver instead of source")
 		}
 	default:
-		in.ephemeral(r)
+		checkEphemeral(in, r)
 	}
-	r.MountOptions = in.mountOptions()
+	r.MountOptions = mountOptions(in)
 	in.str("destination", &r.Destination)
 	switch err := checkAbsolute(r.Destination); {
 	case r.Destination == "":
@@ -224,8 +224,8 @@ func (s *section) request(block *hcl.Block, seen map[string]bool,
 	return r
 }
 
-// ephemeral checks a request for a volume that a driver makes for the workload.
-func (s *section) ephemeral(r *hostv1.VolumeRequest) {
+// checkEphemeral checks a request for a volume that a driver makes for the workload.
+func checkEphemeral(s *section, r *hostv1.VolumeRequest) {
 	s.id("driver", r.Driver)
 	if s.has("source") {
 		s.fail("source", "is a volume that is registered, and driver makes one for this workload: leave one out")
@@ -263,7 +263,7 @@ var (
 	}
 )
 
-func (s *section) ports() []*hostv1.Port {
+func ports(s *section) []*hostv1.Port {
 	block := s.one("network")
 	if block == nil {
 		return nil
@@ -285,7 +285,7 @@ func (s *section) ports() []*hostv1.Port {
 			in.problems.add(block.DefRange, "%s: block given twice; each needs a label of its own", in.path)
 		}
 		labels[label] = true
-		static := in.static()
+		static := staticPort(in)
 		if other, taken := numbers[static]; taken && static > 0 {
 			in.fail("static", "%d is that of port %q too", static, other)
 		}
@@ -295,8 +295,8 @@ func (s *section) ports() []*hostv1.Port {
 	return ports
 }
 
-// static reads a port's number, which jobs of Nomad also have as text.
-func (s *section) static() (number int64) {
+// staticPort reads a port's number, which jobs of Nomad also have as text.
+func staticPort(s *section) (number int64) {
 	if v, ok := s.value("static"); ok && v.Type() == cty.String {
 		var err error
 		if number, err = strconv.ParseInt(v.AsString(), 10, 64); err != nil || number < 1 || number > 65535 {
@@ -311,8 +311,8 @@ func (s *section) static() (number int64) {
 
 var validEnv = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[^=\x00]+$`) })
 
-// exec reads the workload's program. Arguments and environment keep their variables; the command may not contain any.
-func (s *section) exec(variables *later) *hostv1.Exec {
+// program reads the workload's own. Arguments and environment keep their variables; the command may not contain any.
+func program(s *section, variables *later) *hostv1.Exec {
 	block := s.one("exec")
 	if block == nil {
 		return nil
@@ -326,11 +326,11 @@ func (s *section) exec(variables *later) *hostv1.Exec {
 	in.str("user", &e.User)
 	in.later = variables
 	in.strings("args", &e.Args)
-	e.Env = in.env()
+	e.Env = variablesOf(in)
 	return e
 }
 
-func (s *section) env() map[string]string {
+func variablesOf(s *section) map[string]string {
 	env := s.free("env", false)
 	for name := range env {
 		if !validEnv().MatchString(name) {
@@ -341,7 +341,7 @@ func (s *section) env() map[string]string {
 }
 
 // sidecars reads the programs beside the workload's own. Each is the proxy of one of the services.
-func (s *section) sidecars(variables *later, services []service.Service) []*hostv1.Sidecar {
+func sidecars(s *section, variables *later, services []service.Service) []*hostv1.Sidecar {
 	var proxied []string
 	for _, one := range services {
 		if one.Proxied() {
@@ -354,19 +354,19 @@ func (s *section) sidecars(variables *later, services []service.Service) []*host
 		c := &hostv1.Sidecar{}
 		in.str("service", &c.Service)
 		in.str("user", &c.User)
-		in.proxyOf(c.Service, proxied, taken)
+		checkProxy(in, c.Service, proxied, taken)
 		in.later = variables
 		in.strings("command", &c.Command)
 		if len(c.Command) == 0 || strings.TrimSpace(c.Command[0]) == "" {
 			in.fail("command", `is required: a list of the program and its arguments, such as ["envoy", "-c", "${bootstrap}"]`)
 		}
-		c.Env = in.env()
+		c.Env = variablesOf(in)
 		return c
 	})
 }
 
-// proxyOf checks which service a sidecar is the proxy of. proxied are the services with a proxy.
-func (s *section) proxyOf(name string, proxied []string, taken map[string]bool) {
+// checkProxy checks which service a sidecar is the proxy of. proxied are the services with a proxy.
+func checkProxy(s *section, name string, proxied []string, taken map[string]bool) {
 	switch {
 	case len(proxied) == 0:
 		s.fail("service", "no service of the workload has a proxy; write a connect block with sidecar_service or gateway")
