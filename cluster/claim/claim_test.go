@@ -71,7 +71,7 @@ func TestVolumeFields(t *testing.T) {
 		"attachment_mode":            func(v *claim.Volume) { v.Capabilities[0].AttachmentMode = "x" },
 		"capacity_min":               func(v *claim.Volume) { v.CapacityMin, v.CapacityMax = 2, 1 },
 		"capacity_min, capacity_max": func(v *claim.Volume) { v.CapacityMax = -1 },
-		"clone_id, snapshot_id":      func(v *claim.Volume) { v.CloneID, v.SnapshotID = "a", "b" },
+		"snapshot_id":                func(v *claim.Volume) { v.CloneID, v.SnapshotID = "a", "b" },
 	} {
 		v := volume(claim.SingleNodeWriter)
 		check.NoError(t, v.Validate())

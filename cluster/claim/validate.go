@@ -80,16 +80,16 @@ func CheckVolumeID(id string) error {
 	return checkLength(id)
 }
 
-// checker collects the first problem of one object's fields.
+// checker collects the problems of one object's fields; err is the first one.
 type checker struct {
 	object func() string // its name, which is formatted only for a problem
 	err    error
+	all    []*FieldError
 }
 
 func (c *checker) fail(field, problem string) {
-	if c.err == nil {
-		c.err = &FieldError{Object: c.object(), Field: field, Problem: problem}
-	}
+	c.all = append(c.all, &FieldError{Object: c.object(), Field: field, Problem: problem})
+	c.err = c.all[0]
 }
 
 func (c *checker) id(field, id string) {
@@ -98,13 +98,17 @@ func (c *checker) id(field, id string) {
 	}
 }
 
-// Validate checks the reference's id and namespace.
-func (r VolumeRef) Validate() error {
-	c := checker{object: func() string { return fmt.Sprintf("volume %q", r) }}
+func (c *checker) volume(r VolumeRef) {
 	if err := CheckVolumeID(r.ID); err != nil {
 		c.fail("id", err.Error())
 	}
 	c.id("namespace", r.Namespace)
+}
+
+// Validate checks the reference's id and namespace.
+func (r VolumeRef) Validate() error {
+	c := checker{object: func() string { return fmt.Sprintf("volume %q", r) }}
+	c.volume(r)
 	return c.err
 }
 
@@ -118,33 +122,44 @@ func (r WorkloadRef) Validate() error {
 
 // Validate checks a volume before it is registered. The error is a *FieldError.
 func (v *Volume) Validate() error {
-	if err := v.VolumeRef.Validate(); err != nil {
-		return err
-	}
-	c := checker{object: func() string { return fmt.Sprintf("volume %q", v.VolumeRef) }}
-	c.id("plugin_id", v.PluginID)
+	c := v.check()
 	if v.ExternalID == "" {
 		c.fail("external_id", "is missing")
 	}
-	if len(v.Capabilities) == 0 {
-		c.fail("capability", "is missing: at least one is needed")
+	return c.err
+}
+
+// Problems are all faults of a definition of which the driver has not given its part yet.
+func (d *Definition) Problems() []*FieldError { return d.check().all }
+
+func (d *Definition) check() checker {
+	c := checker{object: func() string { return fmt.Sprintf("volume %q", d.VolumeRef) }}
+	c.volume(d.VolumeRef)
+	if d.PluginID == "" {
+		c.fail("plugin_id", "is missing: the id of a CSI driver, as pannier driver status lists it")
+	} else {
+		c.id("plugin_id", d.PluginID)
 	}
-	for i, have := range v.Capabilities {
+	if len(d.Capabilities) == 0 {
+		c.fail("capability", "is missing: write at least one, such as "+
+			`capability { access_mode = "single-node-writer", attachment_mode = "file-system" }`)
+	}
+	for i, have := range d.Capabilities {
 		c.modes(have.AccessMode, have.AttachmentMode)
-		if slices.Contains(v.Capabilities[:i], have) {
+		if have.AccessMode != "" && have.AttachmentMode != "" && slices.Contains(d.Capabilities[:i], have) {
 			c.fail("capability", fmt.Sprintf("%s is there twice", have))
 		}
 	}
-	if v.CapacityMin < 0 || v.CapacityMax < 0 {
+	if d.CapacityMin < 0 || d.CapacityMax < 0 {
 		c.fail("capacity_min, capacity_max", "must not be negative")
 	}
-	if v.CapacityMax > 0 && v.CapacityMin > v.CapacityMax {
-		c.fail("capacity_min", fmt.Sprintf("(%d bytes) is above capacity_max (%d bytes)", v.CapacityMin, v.CapacityMax))
+	if d.CapacityMax > 0 && d.CapacityMin > d.CapacityMax {
+		c.fail("capacity_min", fmt.Sprintf("is %d bytes, which is more than capacity_max, %d", d.CapacityMin, d.CapacityMax))
 	}
-	if v.CloneID != "" && v.SnapshotID != "" {
-		c.fail("clone_id, snapshot_id", "are both set: at most one is allowed")
+	if d.CloneID != "" && d.SnapshotID != "" {
+		c.fail("snapshot_id", "is given beside clone_id: a volume is made of one of them at most")
 	}
-	return c.err
+	return c
 }
 
 func (c *checker) modes(access AccessMode, attachment AttachmentMode) {

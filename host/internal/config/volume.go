@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/dustin/go-humanize"
@@ -14,10 +15,14 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/convert"
 )
 
 // maxSecret bounds a file that secrets_from names, in bytes.
 const maxSecret = 1 << 20
+
+// modeFields are the keys of a capability.
+var modeFields = []string{"access_mode", "attachment_mode"}
 
 var volumeFields = fields{
 	attrs: []string{
@@ -110,14 +115,6 @@ func checkVolume(s *section, spec *hostv1.VolumeSpec) {
 	if err := claim.CheckVolumeID(spec.Id); err != nil && claim.CheckID(plainID(spec.Id)) == nil {
 		s.fail("id", "%v; write id = %q", err, plainID(spec.Id))
 	}
-	s.volumeID("id", spec.Id)
-	if spec.PluginId == "" {
-		s.fail("plugin_id", "is required: the id of a CSI driver, as pannier driver status lists it")
-	}
-	s.id("plugin_id", spec.PluginId)
-	if s.has("namespace") {
-		s.id("namespace", spec.Namespace)
-	}
 	switch {
 	case strings.EqualFold(spec.Type, "csi"):
 		spec.Type = "csi"
@@ -126,18 +123,12 @@ func checkVolume(s *section, spec *hostv1.VolumeSpec) {
 	default:
 		s.fail("type", "%q is not supported; write type = \"csi\"", spec.Type)
 	}
-	if spec.Name == "" {
-		spec.Name = spec.Id
-	}
-	if spec.CloneId != "" && spec.SnapshotId != "" {
-		s.fail("snapshot_id", "clone_id is given too; a volume is made of one of them at most")
-	}
-	if spec.CapacityMax > 0 && spec.CapacityMin > spec.CapacityMax {
-		s.fail("capacity_min", "is larger than capacity_max")
-	}
-	if len(spec.Capabilities) == 0 && len(s.content.Blocks.OfType("capability")) == 0 {
-		s.fail("capability", "at least one block is required, such as "+
-			`capability { access_mode = "single-node-writer", attachment_mode = "file-system" }`)
+	d := convert.From[claim.Definition](spec)
+	d.Namespace = cmp.Or(d.Namespace, claim.DefaultNamespace)
+	for _, wrong := range d.Problems() {
+		if !slices.Contains(modeFields, wrong.Field) { // which their readers have checked
+			s.fail(wrong.Field, "%s", wrong.Problem)
+		}
 	}
 }
 
@@ -185,22 +176,14 @@ func ParseSize(text string) (int64, error) {
 
 func capabilities(s *section) []*hostv1.VolumeCapability {
 	var list []*hostv1.VolumeCapability
-	seen := map[string]bool{}
 	for _, block := range s.content.Blocks.OfType("capability") {
-		in := s.inner(block, fields{attrs: []string{"access_mode", "attachment_mode"}})
+		in := s.inner(block, fields{attrs: modeFields})
 		c := &hostv1.VolumeCapability{}
 		readModes(in, &c.AccessMode, &c.AttachmentMode)
-		for _, name := range []string{"access_mode", "attachment_mode"} {
+		for _, name := range modeFields {
 			if !in.has(name) {
 				in.fail(name, "is required")
 			}
-		}
-		if pair := c.AccessMode + " " + c.AttachmentMode; c.AccessMode != "" && c.AttachmentMode != "" {
-			if seen[pair] {
-				s.problems.add(block.DefRange, "capability: access_mode %q with attachment_mode %q given twice", c.AccessMode,
-					c.AttachmentMode)
-			}
-			seen[pair] = true
 		}
 		list = append(list, c)
 	}
@@ -216,7 +199,7 @@ func oldCapability(s *section, list []*hostv1.VolumeCapability) []*hostv1.Volume
 	old := &hostv1.VolumeCapability{}
 	readModes(s, &old.AccessMode, &old.AttachmentMode)
 	if len(s.content.Blocks.OfType("capability")) == 0 {
-		for _, name := range []string{"access_mode", "attachment_mode"} {
+		for _, name := range modeFields {
 			if !s.has(name) {
 				s.fail(name, "is required too, or a capability block with both")
 			}
@@ -229,7 +212,7 @@ func oldCapability(s *section, list []*hostv1.VolumeCapability) []*hostv1.Volume
 			return list
 		}
 	}
-	for _, name := range []string{"access_mode", "attachment_mode"} {
+	for _, name := range modeFields {
 		if s.has(name) {
 			s.fail(name, "is in none of the capability blocks: leave it out here, or write a capability block with it")
 			break

@@ -118,7 +118,7 @@ parameters {
   "csi.storage.k8s.io/provisioner-secret-name" = "ceph"
 }
 `, want: &hostv1.VolumeSpec{
-		Id: "home[0]", Name: "home[0]", Type: "csi", PluginId: "ceph-fs",
+		Id: "home[0]", Type: "csi", PluginId: "ceph-fs",
 		Capabilities: one("multi-node-multi-writer", "file-system"),
 		Secrets:      map[string]string{"adminID": "admin", "adminKey": "key=="},
 		Parameters: map[string]string{
@@ -256,7 +256,7 @@ plugin_id   = "aws-ebs0"
 access_mode = "single-node-writer"
 "capability" { "access_mode" = "single-node-writer", "attachment_mode" = "file-system" }
 `, want: &hostv1.VolumeSpec{
-		Id: "mysql", Name: "mysql", Type: "csi", PluginId: "aws-ebs0",
+		Id: "mysql", Type: "csi", PluginId: "aws-ebs0",
 		Capabilities: one("single-node-writer", "file-system"),
 	}},
 	"topology on one line": {src: `
@@ -264,7 +264,7 @@ id = "v" type = "csi" plugin_id = "p"
 topology_request { preferred { topology { segments { rack = "R1", zone = "z" } } topology { segments { rack = "R2" } } } required { topology { segments = { "a.b/c" = "d" } } } }
 capability { access_mode = "single-node-writer" attachment_mode = "file-system" }
 `, want: &hostv1.VolumeSpec{
-		Id: "v", Name: "v", Type: "csi", PluginId: "p", Capabilities: one("single-node-writer", "file-system"),
+		Id: "v", Type: "csi", PluginId: "p", Capabilities: one("single-node-writer", "file-system"),
 		TopologyRequest: &hostv1.TopologyRequest{
 			Preferred: []*hostv1.Topology{at("rack", "R1", "zone", "z"), at("rack", "R2")},
 			Required:  []*hostv1.Topology{at("a.b/c", "d")},
@@ -292,7 +292,7 @@ capability {
   access_mode     = "single-node-writer"
   attachment_mode = "block-device"
 }`, want: &hostv1.VolumeSpec{
-		Id: "copy", Name: "copy", Type: "csi", PluginId: "hostpath", CloneId: "e8f6b1e0-7d2c", CapacityMin: 1_500_000_000,
+		Id: "copy", Type: "csi", PluginId: "hostpath", CloneId: "e8f6b1e0-7d2c", CapacityMin: 1_500_000_000,
 		Capabilities: one("single-node-writer", "block-device"),
 	}},
 }
@@ -338,10 +338,10 @@ capability {
 			`allowed; write id = "data-0"`,
 		`{"Volumes": [{"ID": "v"}]}`,
 		`v:1: Volumes: ` + ofHTTP + "\n" +
-			`v:1: id: is required` + "\n" +
-			`v:1: plugin_id: is required: the id of a CSI driver, as pannier driver status lists it` + "\n" +
 			`v:1: type: is required; write type = "csi"` + "\n" +
-			`v:1: capability: at least one block is required, such as capability { access_mode = "single-node-writer", attachment_mode = "file-system" }`,
+			`v:1: id: is missing` + "\n" +
+			`v:1: plugin_id: is missing: the id of a CSI driver, as pannier driver status lists it` + "\n" +
+			`v:1: capability: is missing: write at least one, such as capability { access_mode = "single-node-writer", attachment_mode = "file-system" }`,
 		with(`topology_request { topology { segments { rack = "R1" } } }`),
 		`v:8: topology_request: topology: write required { topology { segments { ... } } }, or preferred`,
 		with(`topology_request { required { topology { segments { a = "b" } segments { a = "c" } } } }`),

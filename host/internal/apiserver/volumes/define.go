@@ -143,10 +143,8 @@ func (h *Handler) creation(ctx context.Context, spec *hostv1.VolumeSpec) (claim.
 	if err != nil {
 		return v, err
 	}
-	complete := v
-	complete.ExternalID = cmp.Or(v.ExternalID, "told by the driver")
-	if err := complete.Validate(); err != nil {
-		return v, err
+	if wrong := v.Problems(); len(wrong) > 0 {
+		return v, wrong[0]
 	}
 	return v, h.mayUse(ctx, v)
 }
@@ -252,8 +250,8 @@ func (h *Handler) shownNow(ctx context.Context, ref claim.VolumeRef) (*hostv1.Vo
 	return h.shownVolume(v, claims), nil
 }
 
-// definition converts a volume's spec, and encrypts its secrets. What claim.Volume.Validate checks is not checked
-// here.
+// definition converts a volume's spec, and encrypts its secrets. What claim.Definition.Problems finds is not looked
+// for here.
 func (h *Handler) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 	v := claim.Volume{Definition: convert.From[claim.Definition](spec)}
 	v.Namespace, v.Name = call.NamespaceOr(v.Namespace), cmp.Or(v.Name, v.ID)
