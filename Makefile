@@ -243,7 +243,7 @@ docs: ## Write the tables of conformance checks, planted bugs and attacks, besid
 
 .PHONY: man
 man: ## Write man pages of the commands to bin/man
-	@CGO_ENABLED=0 go test -trimpath -count=1 ./host/internal/cli ./host/internal/agentcli -run '^TestReference$$' -man $(CURDIR)/bin/man >/dev/null
+	@CGO_ENABLED=0 go test -trimpath -count=1 ./host/internal/cli ./host/cmd/pannier-agent/agentcli -run '^TestReference$$' -man $(CURDIR)/bin/man >/dev/null
 
 .PHONY: generate-check
 generate-check: proto ## Fail when the committed generated code is not what the protobuf files say

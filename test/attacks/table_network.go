@@ -56,7 +56,7 @@ var byGossip = []attack{
 	{
 		who: gossiper, tries: "make nodes lose the leader, and so their leases, by packets that say that all servers have left",
 		stops: "a node keeps the server that answered last until it does not answer",
-		pkg:   "./host/internal/leader/route", run: "^TestForgedLeaves$",
+		pkg:   "./host/internal/peer/route", run: "^TestForgedLeaves$",
 		worked:  "622aabc: asked []: no leading server was reached (no server is known",
 		remains: "a node that has just started, or during an election, finds no server",
 	},

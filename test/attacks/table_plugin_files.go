@@ -19,7 +19,7 @@ var ofPluginFiles = []attack{
 	{
 		who: "a device plugin", tries: "have a device given away that another plugin reports, and a workload has",
 		stops: "a device is held by its vendor, type, name and id, whichever plugins report it, over restarts of the agent",
-		pkg:   "./host/internal/devices", run: "^TestADeviceThatTwoPluginsReportIsGivenOnce$",
+		pkg:   "./host/internal/workload/devices", run: "^TestADeviceThatTwoPluginsReportIsGivenOnce$",
 		worked:  "86246d4: one has [p/a], and two has [q/a] too: <nil>",
 		remains: "a plugin that gives the same device another id, under another vendor, type or name",
 	},

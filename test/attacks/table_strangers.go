@@ -11,7 +11,7 @@ var ofStrangers = []attack{
 	{
 		who: stranger, tries: "speak an old TLS, or answer in a server's place, to read or change calls, raft and snapshots in transit",
 		stops: "TLS 1.3 only, with certificates on both ends",
-		pkg:   "./host/internal/peer/pki", run: "^TestBothEndsSayWhoTheyAre$",
+		pkg:   "./host/internal/system/pki", run: "^TestBothEndsSayWhoTheyAre$",
 		remains: "who talks to whom, and how much",
 	},
 	{

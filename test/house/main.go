@@ -69,8 +69,8 @@ func parse(text string) []*room {
 }
 
 var (
-	// noProduct are tests, tools and examples.
-	noProduct = regexp.MustCompile(`_test\.go$|^test/|^tools/|(^|/)_?examples?/`)
+	// noProduct are tests, benchmarks, tools and examples.
+	noProduct = regexp.MustCompile(`_test\.go$|^test/|^tools/|^host/internal/bench/|(^|/)_?examples?/`)
 	generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT`)
 )
 

@@ -8,7 +8,7 @@ const chaosPkg = "./test/suite/chaos"
 var onlyInChaos = []mutant{
 	{
 		name: "released-at-the-leases-end", promise: "a node's claims stand until its fence has surely acted",
-		in: "host/internal/fencing/lease", decl: "ReleaseAfter",
+		in: "cluster/claim", decl: "ReleaseAfter",
 		old: "return l.StopAfter + l.Margin }",
 		new: "return l.StopAfter }",
 	},

@@ -40,14 +40,14 @@ var leases = []mutant{
 	},
 	{
 		name: "unsafe-timeouts-accepted", promise: "timeouts with which two nodes could have a volume are refused",
-		in: "host/internal/fencing/lease", decl: "Check",
+		in: "cluster/claim", decl: "CheckLiveness",
 		old: "case StopTime(l) < MinStopTime:\n",
 		new: "case StopTime(l) < -MinStopTime:\n",
 		pkg: leasePkg, run: "^TestUnsafeTimeouts$",
 	},
 	{
 		name: "released-early", promise: "a node's claims are released no sooner than stop_after and stop_margin later",
-		in: "host/internal/fencing/lease", decl: "ReleaseAfter",
+		in: "cluster/claim", decl: "ReleaseAfter",
 		old: "return l.StopAfter + l.Margin }",
 		new: "return l.StopAfter + l.Margin/FenceShare }",
 		pkg: leasePkg, run: "^TestTheFenceActsBeforeTheLeaderReleases$", args: []string{"-rapid.nofailfile"},
@@ -62,8 +62,8 @@ var leases = []mutant{
 	{
 		name: "promise-forgotten", promise: "a new leader keeps what earlier leaders promised",
 		in: "host/internal/fencing/heartbeat", decl: "leaderTerm.add",
-		old: "keepUntil: time.Now().Add(lease.ReleaseAfter(term.inherited)), at: -1,",
-		new: "keepUntil: time.Now().Add(lease.ReleaseAfter(term.promise)), at: -1,",
+		old: "keepUntil: time.Now().Add(claim.ReleaseAfter(term.inherited)), at: -1,",
+		new: "keepUntil: time.Now().Add(claim.ReleaseAfter(term.promise)), at: -1,",
 		pkg: heartbeatPkg, run: "^TestNewLeaderKeepsEarlierPromises$",
 	},
 	{
@@ -103,7 +103,7 @@ var leases = []mutant{
 	},
 	{
 		name: "slew-forgotten", promise: "clocks may be slewed as fast as the kernel permits",
-		in: "host/internal/fencing/lease", decl: "MaxDrift",
+		in: "cluster/claim", decl: "MaxDrift",
 		old: "	MaxDrift = 0.101\n",
 		new: "	MaxDrift = 0.01\n",
 		pkg: leasePkg, run: "^TestSlewedClocks$",

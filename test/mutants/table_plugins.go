@@ -3,7 +3,7 @@ package main
 const (
 	installPkg      = "./host/internal/pluginhost/install"
 	supervisorPkg   = "./host/internal/pluginhost/supervisor"
-	devicesPkg      = "./host/internal/devices"
+	devicesPkg      = "./host/internal/workload/devices"
 	hostservicesPkg = "./host/internal/pluginhost/hostservices"
 	driversPkg      = "./host/internal/csi/drivers"
 	apiserverPkg    = "./host/internal/apiserver"
@@ -322,7 +322,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "held-device-lost", promise: "a device plugin that lost what workloads hold does not take over",
-		in: "host/internal/devices", decl: "Registry.CheckCompatible",
+		in: "host/internal/workload/devices", decl: "Registry.CheckCompatible",
 		old: "d.Holder.ID != \"\" && !has(reported, d.ID)",
 		new: "d.Holder.ID == \"\" && !has(reported, d.ID)",
 		pkg: devicesPkg, run: "^TestAProcessThatLosesAHeldDeviceIsRefused$",
@@ -427,14 +427,14 @@ var plugins = []mutant{
 	},
 	{
 		name: "signature-unchecked", promise: "no plugin is started without a valid signature where that is required",
-		in: "host/internal/pluginhost/signing", decl: "Policy.verify",
+		in: "host/internal/system/signing", decl: "Policy.verify",
 		old: "		if read.Verify(k.key, text) {\n			return nil\n",
 		new: "		if known {\n			return nil\n",
 		pkg: supervisorPkg, run: "^TestUnsignedIsNotStarted$",
 	},
 	{
 		name: "release-unverified", promise: "self verify trusts the checksums of a release by their signature only",
-		in: "host/internal/pluginhost/signing", decl: "Signed",
+		in: "host/internal/system/signing", decl: "Signed",
 		old: "		if minisign.Verify(k.key, content, signature) {\n",
 		new: "		if minisign.Verify(k.key, content, signature) || len(content) > 0 {\n",
 		pkg: "./host/internal/cli/release", run: "^TestChecksums$",
@@ -455,7 +455,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "device-twice", promise: "a device is given once, whichever plugins report it",
-		in: "host/internal/devices", decl: "keys",
+		in: "host/internal/workload/devices", decl: "keys",
 		old: "	return [2]key{{\"group \" + group, id}, {\"plugin \" + plugin, id}}\n",
 		new: "	return [2]key{{\"plugin \" + plugin, id}, {\"plugin \" + plugin, id}}\n",
 		pkg: devicesPkg, run: "^TestADeviceThatTwoPluginsReportIsGivenOnce$",

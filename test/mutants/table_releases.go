@@ -1,19 +1,19 @@
 package main
 
-const watcherPkg = "./host/internal/leader/watcher"
+const watcherPkg = "./host/internal/peer/watcher"
 
 // releases are planted bugs of the release of claims by the leader.
 var releases = []mutant{
 	{
 		name: "freed-before-detached", promise: "a claim is freed after the volume is detached, never before",
-		in: "host/internal/leader/watcher", decl: "releases",
+		in: "host/internal/peer/watcher", decl: "releases",
 		old: "{claim.NodeDetached, (*Watcher).controllerDetach, claim.Freed},",
 		new: "{claim.NodeDetached, (*Watcher).nodeDetach, claim.Freed},",
 		pkg: watcherPkg, run: "^TestAClaimIsReleasedInOrder$",
 	},
 	{
 		name: "own-workload-not-asked", promise: "a node that still has the workload unmounts it itself, before its claim is freed",
-		in: "host/internal/leader/watcher", decl: "Watcher.nodeDetach",
+		in: "host/internal/peer/watcher", decl: "Watcher.nodeDetach",
 		old: "	case err != nil || owns:\n",
 		new: "	case err != nil || owns && c.Node == \"\":\n",
 		pkg: watcherPkg, run: "^TestTheNodesOwnWorkloadIsLeftToIt$",
@@ -27,7 +27,7 @@ var releases = []mutant{
 	},
 	{
 		name: "detached-under-another", promise: "a volume is not detached from a node on which another workload has it",
-		in: "host/internal/leader/watcher", decl: "Watcher.othersThere",
+		in: "host/internal/peer/watcher", decl: "Watcher.othersThere",
 		old: "			return o.Node == c.Node && o.Workload != c.Workload\n",
 		new: "			return o.Node == c.Node && o.Workload == claim.WorkloadRef{}\n",
 		pkg: watcherPkg, run: "^TestOnlyTheLastClaimOnANodeDetaches$",
@@ -41,14 +41,14 @@ var releases = []mutant{
 	},
 	{
 		name: "detached-in-vain", promise: "a claim is freed after the volume is detached, never before",
-		in: "host/internal/leader/watcher", decl: "Watcher.controllerDetach",
+		in: "host/internal/peer/watcher", decl: "Watcher.controllerDetach",
 		old: "	_, err = w.Controllers.Detach(ctx, v, ",
 		new: "	_, _ = w.Controllers.Detach(ctx, v, ",
 		pkg: watcherPkg, run: "^TestReleaseIsRetriedWhenADriverChanges$",
 	},
 	{
 		name: "too-many-detaches", promise: "a driver is called for 16 volumes at once, not for more",
-		in: "host/internal/leader/watcher", decl: "New",
+		in: "host/internal/peer/watcher", decl: "New",
 		old: "w.detaches.Slots = callsPerDependency, callsPerDependency\n",
 		new: "w.detaches.Slots = callsPerDependency, parallelPerDependency\n",
 		pkg: watcherPkg, run: "^TestHangingDependencyHoldsUpNoOther$",
@@ -62,7 +62,7 @@ var releases = []mutant{
 	},
 	{
 		name: "forced-though-up", promise: "volume detach -force does not free the claim of a node that answers",
-		in: "host/internal/leader/watcher", decl: "Watcher.force",
+		in: "host/internal/peer/watcher", decl: "Watcher.force",
 		old: "		if w.answers(ctx, c) {\n",
 		new: "		if w.answers(ctx, c) && c.Node == \"\" {\n",
 		pkg: watcherPkg, run: "^TestDetach",

@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/pannier/pannier/host/internal/agentcli"
+	"github.com/pannier/pannier/host/cmd/pannier-agent/agentcli"
 	"github.com/pannier/pannier/host/internal/cli"
 	"github.com/pannier/pannier/internal/buildversion"
 )

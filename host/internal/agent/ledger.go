@@ -8,13 +8,13 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	aclapi "github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/cluster/secrets"
+	"github.com/pannier/pannier/cluster/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/apiserver"
+	aclapi "github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/operator"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
-	"github.com/pannier/pannier/host/internal/leader/watcher"
-	"github.com/pannier/pannier/host/internal/secrets"
-	"github.com/pannier/pannier/host/internal/secrets/rotation"
+	"github.com/pannier/pannier/host/internal/peer/watcher"
 )
 
 // ledgerKeeper is an agent that keeps a ledger: standalone, or a server of a cluster.

@@ -15,10 +15,11 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer"
-	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/route"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/machine"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload"
 )
@@ -111,7 +112,7 @@ func (m *member) openLease(ctx context.Context) (err error) {
 		return err
 	}
 	m.closers.add(m.fence.Close)
-	if err := lease.CheckClock(); err != nil {
+	if err := machine.CheckClock(claim.MaxDrift); err != nil {
 		m.log.Warn("leases count on this machine's clock", "error", err)
 	}
 	m.lease = lease.New(m.fence, m.log.Named("lease"))

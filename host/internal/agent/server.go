@@ -7,14 +7,14 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/cluster/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
-	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
-	"github.com/pannier/pannier/host/internal/secrets/rotation"
+	"github.com/pannier/pannier/host/internal/system/pki"
 )
 
 // server is an agent that keeps the cluster's ledger with other servers, and runs workloads as a node does.

@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
-	"github.com/pannier/pannier/host/internal/secrets/rotation"
 )
 
 // standalone is an agent with a ledger of its own, and no other hosts.

@@ -10,7 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/host/internal/config"
-	"github.com/pannier/pannier/host/internal/doctor"
+	"github.com/pannier/pannier/host/internal/config/doctor"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"

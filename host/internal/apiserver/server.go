@@ -13,7 +13,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/acls"
 	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
@@ -23,10 +23,10 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/plugins"
 	"github.com/pannier/pannier/host/internal/apiserver/volumes"
 	"github.com/pannier/pannier/host/internal/apiserver/workloads"
-	"github.com/pannier/pannier/host/internal/leader/route"
-	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/route"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/handover"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 )
 

@@ -15,7 +15,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/cli/bundle"
 	"github.com/pannier/pannier/host/internal/config"
-	"github.com/pannier/pannier/host/internal/doctor"
+	"github.com/pannier/pannier/host/internal/config/doctor"
 	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"

@@ -207,7 +207,7 @@ func (f *fake) CreateVolume(r *hostv1.CreateVolumeRequest) (*hostv1.CreateVolume
 	if err := refuse(spec.GetId()); err != nil {
 		return nil, err
 	}
-	spec.ExternalId = "ext-" + spec.GetId()
+	spec.Name, spec.ExternalId = cmp.Or(spec.GetName(), spec.GetId()), "ext-"+spec.GetId()
 	v := &hostv1.Volume{
 		Spec: spec, Capacity: spec.GetCapacityMin(), Provider: "fake", ProviderVersion: "1.0", DriverHealthy: true,
 		CreatedAt: ago(4 * time.Minute),

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/cli/release"
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
 func selfNoun() noun {

@@ -8,10 +8,9 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/peer/pki"
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/system/signing"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -308,7 +307,7 @@ func defaults() *Agent {
 		MaxDynamicPort:     defaultMaxDynamicPort,
 		LogLevel:           "info",
 		LogFormat:          "text",
-		Server:             Server{Enabled: true, BootstrapExpect: 1, Liveness: lease.Default},
+		Server:             Server{Enabled: true, BootstrapExpect: 1, Liveness: claim.DefaultLiveness},
 		Autopilot:          defaultAutopilot(),
 		ACL:                ACL{SocketRoot: true},
 		VolumeMetrics:      true,

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
 
 // complete adds dev mode's settings and sorts the blocks.
@@ -137,7 +136,7 @@ func (l *loader) completeCluster() {
 // checkCluster validates the settings of clusters, and those that exclude one another.
 func (l *loader) checkCluster() {
 	a := l.agent
-	if err := lease.Check(a.Server.Liveness); err != nil {
+	if err := claim.CheckLiveness(a.Server.Liveness); err != nil {
 		l.failAt([]string{"server: stop_margin", "server: stop_after", "server: heartbeat_ttl"}, "server: %v", err)
 	}
 	if a.AdvertiseAddr != "" {

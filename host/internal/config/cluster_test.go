@@ -12,8 +12,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -166,12 +165,12 @@ func TestBadClusters(t *testing.T) {
 		"ledger_encryption {}",
 		`1: ledger_encryption: key_file: is required: make a key with: head -c 32 /dev/urandom | base64`,
 		"server {\n  stop_margin = \"1s\"\n}",
-		"2: server: " + lease.Check(claim.Liveness{
+		"2: server: " + claim.CheckLiveness(claim.Liveness{
 			HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute,
 			Margin: time.Second,
 		}).Error(),
 		"server {\n  heartbeat_ttl = \"2m\"\n}",
-		"2: server: " + lease.Check(claim.Liveness{
+		"2: server: " + claim.CheckLiveness(claim.Liveness{
 			HeartbeatTTL: 2 * time.Minute, StopAfter: time.Minute,
 			Margin: 30 * time.Second,
 		}).Error(),

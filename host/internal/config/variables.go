@@ -8,7 +8,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
 
-	"github.com/pannier/pannier/host/internal/consul/vars"
+	"github.com/pannier/pannier/host/internal/system/vars"
 )
 
 // later are variables that have no value yet when a spec is read. Texts keep them as written, to be replaced when the

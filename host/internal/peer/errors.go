@@ -13,8 +13,8 @@ import (
 
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
-	"github.com/pannier/pannier/host/internal/leader/route"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/peer/route"
 	"github.com/pannier/pannier/internal/errcode"
 )
 

@@ -22,11 +22,11 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/leader/route"
-	"github.com/pannier/pannier/host/internal/peer/pki"
-	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/peer/route"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/pki"
+	"github.com/pannier/pannier/host/internal/system/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/clustertest"
@@ -336,7 +336,7 @@ func (b *beats) Answer(_ context.Context, _, _ string) (lease.Answer, error) {
 		return lease.Answer{}, heartbeat.ErrNotAnswered
 	}
 	b.answers++
-	return lease.Answer{Status: claim.NodeReady, Liveness: lease.Default, Index: 7}, nil
+	return lease.Answer{Status: claim.NodeReady, Liveness: claim.DefaultLiveness, Index: 7}, nil
 }
 
 // tokens is Consul's part.

@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/pannier/pannier/host/internal/leader/route"
+	"github.com/pannier/pannier/host/internal/peer/route"
 )
 
 // keySetLimit bounds the key set of a server, in bytes.

@@ -8,10 +8,10 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/secrets"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/leader/route"
-	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/peer/route"
 )
 
 // Reader reads this server's own ledger.

@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/leader/route"
-	"github.com/pannier/pannier/host/internal/leader/watcher"
+	"github.com/pannier/pannier/host/internal/peer/route"
+	"github.com/pannier/pannier/host/internal/peer/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 )
@@ -106,7 +106,7 @@ func TestHeartbeats(t *testing.T) {
 	leader.beats.refuse = 3 // it began to lead a moment ago
 	for _, a := range []*agent{n1, leader} {
 		got, err := a.Heartbeat(within(t), a.name)
-		if err != nil || got.Status != claim.NodeReady || got.Liveness != lease.Default || got.Index != 7 {
+		if err != nil || got.Status != claim.NodeReady || got.Liveness != claim.DefaultLiveness || got.Index != 7 {
 			t.Errorf("%s: %+v, %v", a.name, got, err)
 		}
 	}

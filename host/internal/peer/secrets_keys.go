@@ -9,10 +9,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/host/internal/leader/route"
-	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/cluster/secrets"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
-	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/peer/route"
+	"github.com/pannier/pannier/host/internal/system/pki"
 )
 
 // keysTimeout bounds a call to one server that is asked for keys, or given one.

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/plugintest"
 	"github.com/pannier/pannier/test/lib/check"

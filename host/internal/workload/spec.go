@@ -13,8 +13,8 @@ import (
 	"unicode"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/system/owner"
+	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/device"

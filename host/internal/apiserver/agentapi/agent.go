@@ -22,7 +22,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/drivers"
 	"github.com/pannier/pannier/host/internal/apiserver/plugins"
 	"github.com/pannier/pannier/host/internal/apiserver/workloads"
-	"github.com/pannier/pannier/host/internal/doctor"
+	"github.com/pannier/pannier/host/internal/config/doctor"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/workload"

@@ -9,7 +9,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/apiserver/asknode"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
-	"github.com/pannier/pannier/host/internal/doctor"
+	"github.com/pannier/pannier/host/internal/config/doctor"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )

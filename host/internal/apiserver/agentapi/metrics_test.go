@@ -34,8 +34,10 @@ func TestLedgerCounts(t *testing.T) {
 		check.NoError(t, err)
 		if id == "c" {
 			_, err = cluster.Apply(t.Context(), n,
-				&command.AdvanceClaims{Items: []command.Advance{{Volume: ref, Workload: run.Ref,
-					To: claim.NodeDetached}}})
+				&command.AdvanceClaims{Items: []command.Advance{{
+					Volume: ref, Workload: run.Ref,
+					To: claim.NodeDetached,
+				}}})
 			check.NoError(t, err)
 		}
 	}

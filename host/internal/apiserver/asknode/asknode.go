@@ -13,8 +13,8 @@ import (
 
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
-	"github.com/pannier/pannier/host/internal/leader/route"
-	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/route"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/api"

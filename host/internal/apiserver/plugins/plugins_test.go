@@ -3,8 +3,8 @@ package plugins
 import (
 	"testing"
 
-	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 )
 

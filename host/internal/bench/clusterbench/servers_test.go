@@ -17,12 +17,11 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
-	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer"
-	"github.com/pannier/pannier/host/internal/peer/pki"
-	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/route"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/pki"
+	"github.com/pannier/pannier/host/internal/system/pki/pkitest"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -186,7 +185,7 @@ func (n *node) live(b *testing.B) {
 	ctx, cancel := context.WithCancel(b.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		beat := time.NewTicker(lease.Default.HeartbeatTTL / 3)
+		beat := time.NewTicker(claim.DefaultLiveness.HeartbeatTTL / 3)
 		defer beat.Stop()
 		for {
 			// A lost heartbeat, for example during an election, is followed by the next one.

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/internal/trusted"
 )
 
@@ -106,8 +106,14 @@ func (d *Dir) Close() error {
 	if err != nil {
 		return ignore(err, fs.ErrNotExist)
 	}
-	there, err := mounts.At(path)
-	if err != nil || there == nil || there.Source != source {
+	table, err := mountuse.Read(mountuse.Self)
+	ours := false
+	for _, m := range table {
+		if m.Mountpoint == path {
+			ours = m.Source == source // the last one lies on top
+		}
+	}
+	if err != nil || !ours {
 		return err
 	}
 	entries, err := os.ReadDir(path)

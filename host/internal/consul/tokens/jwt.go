@@ -20,8 +20,8 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/secrets"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/sdk/identity"
 )
 

@@ -12,7 +12,6 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
 
 // wants is the status that a node should have next, and when.
@@ -212,7 +211,7 @@ func (t *Tracker) list(ctx context.Context, term *leaderTerm) error {
 	defer t.mu.Unlock()
 	term.undone = false
 	listed := make(map[string]bool, len(nodes))
-	keep := lease.ReleaseAfter(term.inherited)
+	keep := claim.ReleaseAfter(term.inherited)
 	for _, read := range nodes {
 		listed[read.Name] = true
 		n := term.nodes[read.Name]

@@ -133,7 +133,7 @@ func (t *Tracker) begin(ctx context.Context) (*leaderTerm, error) {
 	if err != nil {
 		return nil, err
 	}
-	term.inherited = lease.Longest(before, t.Liveness)
+	term.inherited = claim.Longest(before, t.Liveness)
 	if term.inherited != before {
 		if _, err := cluster.Apply(ctx, t.Cluster, &command.PutLiveness{Liveness: term.inherited}); err != nil {
 			return nil, fmt.Errorf("record what nodes are promised: %w", err)
@@ -160,7 +160,7 @@ func (t *Tracker) putPromise(ctx context.Context, term *leaderTerm) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-time.After(time.Until(term.began.Add(lease.ReleaseAfter(term.inherited)))):
+	case <-time.After(time.Until(term.began.Add(claim.ReleaseAfter(term.inherited)))):
 	}
 	for ctx.Err() == nil {
 		if _, err := cluster.Apply(ctx, t.Cluster, &command.PutLiveness{Liveness: term.promise}); err == nil {
@@ -177,7 +177,7 @@ func (t *Tracker) putPromise(ctx context.Context, term *leaderTerm) {
 func (term *leaderTerm) add(name string, status claim.NodeStatus) *node {
 	n := &node{
 		name: name, status: status, heard: term.began,
-		keepUntil: time.Now().Add(lease.ReleaseAfter(term.inherited)), at: -1,
+		keepUntil: time.Now().Add(claim.ReleaseAfter(term.inherited)), at: -1,
 	}
 	term.nodes[name] = n
 	term.schedule(n)
@@ -260,7 +260,7 @@ func (t *Tracker) promise(term *leaderTerm, name string, changes int, received t
 	if received.After(n.heard) {
 		n.heard = received
 	}
-	if keepUntil := received.Add(lease.ReleaseAfter(term.promise)); status != claim.NodeDown &&
+	if keepUntil := received.Add(claim.ReleaseAfter(term.promise)); status != claim.NodeDown &&
 		keepUntil.After(n.keepUntil) {
 		n.keepUntil = keepUntil
 	}

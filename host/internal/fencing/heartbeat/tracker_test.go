@@ -17,7 +17,6 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/clustertest"
 )
@@ -127,13 +126,13 @@ func TestSilentNodeBecomesDisconnectedThenDown(t *testing.T) {
 	if err != nil || a.Liveness != quick || a.Index == 0 {
 		t.Fatalf("the answer is %+v, %v", a, err)
 	}
-	if at, until := h.Known("a"); at.Before(before) || until.Sub(at) < lease.ReleaseAfter(quick) {
+	if at, until := h.Known("a"); at.Before(before) || until.Sub(at) < claim.ReleaseAfter(quick) {
 		t.Errorf("last heard at %v, its claims are kept until %v", at, until)
 	}
 	check.Eventually(t, "the node to be down", func() bool { return l.status(t, "a") == claim.NodeDown })
 	for status, after := range map[claim.NodeStatus]time.Duration{
 		claim.NodeDisconnected: quick.HeartbeatTTL,
-		claim.NodeDown:         lease.ReleaseAfter(quick),
+		claim.NodeDown:         claim.ReleaseAfter(quick),
 	} {
 		if at, ok := l.first("a", status); !ok || at.Sub(before) < after {
 			t.Errorf("%s after %v (%t), the promise is %v", status, at.Sub(before), ok, after)
@@ -173,7 +172,7 @@ func TestNodeThatNeverSendsAHeartbeatGoesDown(t *testing.T) {
 	before := time.Now()
 	l.put(t, "b")
 	check.Eventually(t, "the node to be down", func() bool { return l.status(t, "b") == claim.NodeDown })
-	if at, _ := l.first("b", claim.NodeDown); at.Sub(before) < lease.ReleaseAfter(quick) {
+	if at, _ := l.first("b", claim.NodeDown); at.Sub(before) < claim.ReleaseAfter(quick) {
 		t.Errorf("it is down after %v", at.Sub(before))
 	}
 }
@@ -189,12 +188,12 @@ func TestNewLeaderKeepsEarlierPromises(t *testing.T) {
 	}
 	before := time.Now()
 	_, _ = lead(t, l, quick)
-	if got := l.liveness(t); got != lease.Longest(promised, quick) {
+	if got := l.liveness(t); got != claim.Longest(promised, quick) {
 		t.Errorf("the ledger has %+v", got)
 	}
 	check.Eventually(t, "the node to be down", func() bool { return l.status(t, "a") == claim.NodeDown })
-	if at, _ := l.first("a", claim.NodeDown); at.Sub(before) < lease.ReleaseAfter(promised) {
-		t.Errorf("it is down after %v, the leader before promised %v", at.Sub(before), lease.ReleaseAfter(promised))
+	if at, _ := l.first("a", claim.NodeDown); at.Sub(before) < claim.ReleaseAfter(promised) {
+		t.Errorf("it is down after %v, the leader before promised %v", at.Sub(before), claim.ReleaseAfter(promised))
 	}
 	check.Eventually(t, "the leader's own promise in the ledger", func() bool { return l.liveness(t) == quick })
 }
@@ -287,7 +286,7 @@ func TestAThousandNodes(t *testing.T) {
 		check.Eventually(t, name+" to be down", func() bool { return l.status(t, name) == claim.NodeDown })
 	}
 	for i := range nodes {
-		if at, _ := l.first(fmt.Sprintf("n%d", i), claim.NodeDown); at.Sub(heard[i]) < lease.ReleaseAfter(quick) {
+		if at, _ := l.first(fmt.Sprintf("n%d", i), claim.NodeDown); at.Sub(heard[i]) < claim.ReleaseAfter(quick) {
 			t.Errorf("node %d is down %v after it was heard", i, at.Sub(heard[i]))
 		}
 	}
@@ -341,7 +340,7 @@ func TestNodesAreFollowed(t *testing.T) {
 		t.Fatal("a node whose lease may stand is forgotten")
 	}
 	h.mu.Lock()
-	b.heard = b.heard.Add(-lease.ReleaseAfter(long))
+	b.heard = b.heard.Add(-claim.ReleaseAfter(long))
 	h.mu.Unlock()
 	list()
 	if term.nodes["b"] != nil {

@@ -73,7 +73,7 @@ func (k *Keeper) Run(ctx context.Context) {
 
 // beat sends three heartbeats per heartbeat_ttl, and more often while none is answered.
 func (k *Keeper) beat(ctx context.Context) {
-	every, pause := Default.HeartbeatTTL/3, time.Duration(0)
+	every, pause := claim.DefaultLiveness.HeartbeatTTL/3, time.Duration(0)
 	failing := false
 	for {
 		a, err := k.send(ctx, every)
@@ -84,7 +84,7 @@ func (k *Keeper) beat(ctx context.Context) {
 			if failing {
 				k.Log.Info("the servers answer this node's heartbeats again")
 			}
-			failing, every, pause = false, max(MinHeartbeatTTL, a.Liveness.HeartbeatTTL)/3, 0
+			failing, every, pause = false, max(claim.MinHeartbeatTTL, a.Liveness.HeartbeatTTL)/3, 0
 			k.tellAnswer(a)
 		default:
 			if !failing {

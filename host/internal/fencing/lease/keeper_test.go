@@ -69,7 +69,7 @@ func next[T any](t *testing.T, what string, c <-chan T) (v T) {
 var well = func(Answer) error { return nil }
 
 func TestServersAreAwayForAWhile(t *testing.T) {
-	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Second, Margin: 3 * time.Second}
+	timeouts := claim.Liveness{HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: time.Second, Margin: 3 * time.Second}
 	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: timeouts}}
 	l, lost, backs := keep(t, s, well)
 	next(t, "the comparison after the start", backs)
@@ -94,7 +94,7 @@ func TestServersThatRefuseANode(t *testing.T) {
 	}
 	s.say(Answer{
 		Status:   claim.NodeReady,
-		Liveness: claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour},
+		Liveness: claim.Liveness{HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour},
 	}, nil)
 	next(t, "the comparison after the start", backs)
 	must(t, l.Valid())
@@ -102,7 +102,7 @@ func TestServersThatRefuseANode(t *testing.T) {
 
 // A node of which others have released claims gets no lease before it has compared its workloads with the ledger.
 func TestNoLeaseBeforeLostClaimsAreCompared(t *testing.T) {
-	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
+	timeouts := claim.Liveness{HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
 	ready := func(lost, index uint64) Answer {
 		return Answer{Status: claim.NodeReady, Liveness: timeouts, LostIndex: lost, Index: index}
 	}
@@ -133,7 +133,7 @@ func stop(l *Lease) boottime.Instant {
 
 // A node that gets the status down stops its workloads before it registers again.
 func TestStopsBeforeItRegisters(t *testing.T) {
-	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
+	timeouts := claim.Liveness{HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
 	for range 20 { // the loss and the answer are both there: the order must not be by chance
 		s, compare := &servers{answer: Answer{Status: claim.NodeReady, Liveness: timeouts}}, make(chan struct{})
 		ctx, cancel := context.WithCancel(context.Background())
@@ -167,7 +167,7 @@ func TestBackIsRetried(t *testing.T) {
 	_, _, backs := keep(t, &servers{answer: Answer{
 		Status: claim.NodeReady,
 		Liveness: claim.Liveness{
-			HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour,
+			HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: time.Hour,
 			Margin: time.Hour,
 		},
 	}}, func(Answer) error {
@@ -185,7 +185,7 @@ func TestBackIsRetried(t *testing.T) {
 
 // A node whose claims the servers have released stops its workloads at once, and gets no lease until it is ready.
 func TestNodeThatIsDown(t *testing.T) {
-	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
+	timeouts := claim.Liveness{HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
 	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: timeouts}}
 	l, lost, backs := keep(t, s, well)
 	next(t, "the comparison after the start", backs)

@@ -188,7 +188,7 @@ func (l *Lease) release(ctx context.Context, change func(fence.Change)) error {
 // Renew extends the lease after the answer to a heartbeat. The answer to an older heartbeat than the last one changes
 // nothing. Errors: unsafe timeouts; the fence cannot be reached. The lease then stays as it was.
 func (l *Lease) Renew(ctx context.Context, sent boottime.Instant, timeouts claim.Liveness) error {
-	if err := Check(timeouts); err != nil {
+	if err := claim.CheckLiveness(timeouts); err != nil {
 		return fmt.Errorf("the servers' timeouts: %w", err)
 	}
 	l.renewing.Lock()
@@ -300,4 +300,10 @@ func (l *Lease) watch(left time.Duration) {
 		}
 		l.end(unanswered)
 	})
+}
+
+// NodeTimes returns when the lease ends after the answer to a heartbeat that was sent at that moment.
+func NodeTimes(sent boottime.Instant, l claim.Liveness) fence.Times {
+	stop := sent.Add(l.StopAfter)
+	return fence.Times{Stop: stop, Deadline: stop.Add(l.Margin / claim.FenceShare)}
 }

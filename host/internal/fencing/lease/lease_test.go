@@ -26,7 +26,7 @@ var (
 	// long timeouts do not expire in a test.
 	long = claim.Liveness{HeartbeatTTL: time.Second, StopAfter: time.Hour, Margin: time.Hour}
 	// short ones do.
-	short = claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: MinHeartbeatTTL, Margin: 3 * time.Second}
+	short = claim.Liveness{HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: claim.MinHeartbeatTTL, Margin: 3 * time.Second}
 )
 
 func must(t *testing.T, err error) {
@@ -166,7 +166,7 @@ func TestOnlyANewerHeartbeatCounts(t *testing.T) {
 	if after := f.State(); after.Times != NodeTimes(now.Add(1), shorter) {
 		t.Errorf("the lease runs to %v", after.Times)
 	}
-	if err := l.Renew(t.Context(), now.Add(2), claim.Liveness{}); !errors.Is(err, ErrUnsafe) {
+	if err := l.Renew(t.Context(), now.Add(2), claim.Liveness{}); !errors.Is(err, claim.ErrUnsafe) {
 		t.Errorf("unsafe timeouts: %v", err)
 	}
 }

@@ -17,16 +17,16 @@ func TestUnsafeTimeouts(t *testing.T) {
 		timeouts claim.Liveness
 		safe     bool
 	}{
-		"default": {Default, true},
+		"default": {claim.DefaultLiveness, true},
 		"short":   {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s, Margin: 3 * s}, true},
 		"the least margin": {claim.Liveness{
 			HeartbeatTTL: s, StopAfter: time.Minute,
-			Margin: MinMargin(time.Minute),
+			Margin: claim.MinMargin(time.Minute),
 		}, true},
 		"no margin": {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s}, false},
 		"too little margin": {claim.Liveness{
 			HeartbeatTTL: s, StopAfter: time.Minute,
-			Margin: MinMargin(time.Minute) - 200*time.Millisecond,
+			Margin: claim.MinMargin(time.Minute) - 200*time.Millisecond,
 		}, false},
 		// chronyd slews by up to 10 % (maxslewrate), by setting the kernel's tick.
 		"a margin that one slewed clock eats up": {claim.Liveness{
@@ -43,8 +43,8 @@ func TestUnsafeTimeouts(t *testing.T) {
 		"negative":                    {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Minute, Margin: -time.Hour}, false},
 		"longer than anyone can wait": {claim.Liveness{HeartbeatTTL: s, StopAfter: 1 << 62, Margin: 1 << 62}, false},
 	} {
-		err := Check(row.timeouts)
-		if (err == nil) != row.safe || err != nil && !errors.Is(err, ErrUnsafe) {
+		err := claim.CheckLiveness(row.timeouts)
+		if (err == nil) != row.safe || err != nil && !errors.Is(err, claim.ErrUnsafe) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -55,32 +55,32 @@ func TestUnsafeTimeouts(t *testing.T) {
 func TestSlewedClocks(t *testing.T) {
 	const kernel = 0.1 + 500e-6
 	for _, stopAfter := range []time.Duration{time.Second, time.Minute, time.Hour} {
-		l := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: stopAfter, Margin: MinMargin(stopAfter)}
+		l := claim.Liveness{HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: stopAfter, Margin: claim.MinMargin(stopAfter)}
 		fenced := float64(NodeTimes(0, l).Deadline) / (1 - kernel)
-		released := float64(ReleaseAfter(l)) / (1 + kernel)
-		if left := time.Duration(released - fenced); left < MinStopTime {
+		released := float64(claim.ReleaseAfter(l)) / (1 + kernel)
+		if left := time.Duration(released - fenced); left < claim.MinStopTime {
 			t.Errorf("%v: the fence has %v to stop what writes", l, left)
 		}
 	}
-	if left := StopTime(Default); left < 3*time.Second {
+	if left := claim.StopTime(claim.DefaultLiveness); left < 3*time.Second {
 		t.Errorf("the default leaves %v", left)
 	}
 }
 
-// When the leader releases claims, the fence has acted at least MinStopTime of true time before, however the
-// clocks drift within MaxDrift and however long heartbeats and answers take.
+// When the leader releases claims, the fence has acted at least claim.MinStopTime of true time before, however the
+// clocks drift within claim.MaxDrift and however long heartbeats and answers take.
 func TestTheFenceActsBeforeTheLeaderReleases(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stopAfter := time.Duration(rapid.Int64Range(int64(time.Second), int64(time.Hour)).Draw(t, "stop_after"))
 		timeouts := claim.Liveness{
-			HeartbeatTTL: MinHeartbeatTTL, StopAfter: stopAfter,
-			Margin: MinMargin(stopAfter) + time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "more margin")),
+			HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: stopAfter,
+			Margin: claim.MinMargin(stopAfter) + time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "more margin")),
 		}
-		if err := Check(timeouts); err != nil {
+		if err := claim.CheckLiveness(timeouts); err != nil {
 			t.Fatal(err)
 		}
-		node := 1 + rapid.Float64Range(-MaxDrift, MaxDrift).Draw(t, "node's clock")
-		leader := 1 + rapid.Float64Range(-MaxDrift, MaxDrift).Draw(t, "leader's clock")
+		node := 1 + rapid.Float64Range(-claim.MaxDrift, claim.MaxDrift).Draw(t, "node's clock")
+		leader := 1 + rapid.Float64Range(-claim.MaxDrift, claim.MaxDrift).Draw(t, "leader's clock")
 		sent := time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "sent"))
 		received := sent + time.Duration(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "on its way"))
 
@@ -89,8 +89,8 @@ func TestTheFenceActsBeforeTheLeaderReleases(t *testing.T) {
 			t.Fatal("the fence acts before the agent stops")
 		}
 		fenced := time.Duration(float64(times.Deadline) / node)
-		released := received + time.Duration(float64(ReleaseAfter(timeouts))/leader)
-		if left := released - fenced; left < MinStopTime-time.Microsecond {
+		released := received + time.Duration(float64(claim.ReleaseAfter(timeouts))/leader)
+		if left := released - fenced; left < claim.MinStopTime-time.Microsecond {
 			t.Fatalf("there is %v to stop", left)
 		}
 	})
@@ -106,9 +106,10 @@ func TestLongestKeepsBoth(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := draw(t, "a"), draw(t, "b")
-		l := Longest(a, b)
-		if ReleaseAfter(l) < ReleaseAfter(a) || ReleaseAfter(l) < ReleaseAfter(b) || Longest(a, a) != a ||
-			Longest(b, a) != l {
+		l := claim.Longest(a, b)
+		least := max(claim.ReleaseAfter(a), claim.ReleaseAfter(b))
+		if claim.ReleaseAfter(l) < least || claim.Longest(a, a) != a ||
+			claim.Longest(b, a) != l {
 			t.Fatalf("%v and %v give %v", a, b, l)
 		}
 	})

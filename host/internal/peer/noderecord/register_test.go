@@ -14,7 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
-	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/sdk/storage"
 )
 

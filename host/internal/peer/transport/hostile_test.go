@@ -19,9 +19,9 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/host/internal/peer/pki"
-	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/pki"
+	"github.com/pannier/pannier/host/internal/system/pki/pkitest"
 )
 
 // protocols are the ALPN names that the port has.

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/peer/pki"
-	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/system/pki"
+	"github.com/pannier/pannier/host/internal/system/pki/pkitest"
 )
 
 // A connection is shared while it is used, and closed when it has not been used for a while.

@@ -8,9 +8,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
-	"github.com/pannier/pannier/host/internal/peer/pki"
-	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/pki"
+	"github.com/pannier/pannier/host/internal/system/pki/pkitest"
 )
 
 // named dials one server, by its name.

@@ -16,7 +16,7 @@ import (
 	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
 // sumsFile lists the checksums of a bundle's files, as make dist writes it.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/hashicorp/go-version"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/machine"
+	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
 // check checks a plugin's file before anything of it is run. It returns the version that was signed; nil: none.

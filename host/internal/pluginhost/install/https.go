@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
 // NewHTTP returns a client that goes to https addresses only, also when it is redirected, and bounds how long a server

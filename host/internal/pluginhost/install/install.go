@@ -15,7 +15,7 @@ import (
 	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/signing"
 	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/internal/trusted"
 	"github.com/pannier/pannier/sdk/conformance"

@@ -15,7 +15,7 @@ import (
 	"github.com/hashicorp/go-version"
 	"google.golang.org/grpc"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
 // Config is the configuration of a Supervisor.

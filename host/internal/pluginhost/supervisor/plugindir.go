@@ -15,8 +15,8 @@ import (
 	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/filewatch"
+	"github.com/pannier/pannier/host/internal/system/signing"
 	"github.com/pannier/pannier/internal/trusted"
 )
 

@@ -13,8 +13,8 @@ import (
 	"aead.dev/minisign"
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
 // author signs plugins.

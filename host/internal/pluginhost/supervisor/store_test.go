@@ -11,7 +11,7 @@ import (
 
 	"aead.dev/minisign"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/signing"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/powerloss"
 )

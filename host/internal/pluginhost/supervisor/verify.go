@@ -10,8 +10,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
 // Verified is the result of verifying a file.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pannier/pannier/host/internal/agentcli/newplugin"
+	"github.com/pannier/pannier/host/cmd/pannier-agent/agentcli/newplugin"
 	"github.com/pannier/pannier/host/internal/cli"
 )
 

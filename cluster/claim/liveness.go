@@ -1,19 +1,15 @@
-package lease
+package claim
 
 import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/fencing/boottime"
-	"github.com/pannier/pannier/host/internal/fencing/fence"
 )
 
 const (
 	// MaxDrift is how much faster or slower than true time the clock of a leader or a node may run: 10.1 %. Time daemons
 	// correct a clock by slewing it, chronyd by up to 10 %, and the clocks of leases are slewed with it. The kernel
-	// bounds its tick to 10 % and its frequency to 500 ppm; 500 ppm are for the hardware (see also CheckClock).
+	// bounds its tick to 10 % and its frequency to 500 ppm; 500 ppm are for the hardware (see also machine.CheckClock).
 	MaxDrift = 0.101
 	// FenceShare is the divisor of the margin that gives the time after which the fence acts. Until then the agent
 	// stops the workloads itself, in order.
@@ -24,15 +20,15 @@ const (
 	MinHeartbeatTTL = 300 * time.Millisecond
 )
 
-// Default is what the servers use if nothing is configured.
-var Default = claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}
+// DefaultLiveness is what the servers use if nothing is configured.
+var DefaultLiveness = Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}
 
-// ErrUnsafe is returned by Check for timeouts with which two nodes could use one volume.
+// ErrUnsafe is returned by CheckLiveness for timeouts with which two nodes could use one volume.
 var ErrUnsafe = errors.New("not safe")
 
-// Check returns ErrUnsafe for timeouts that are not safe if clocks drift by MaxDrift. The error is for the operator
-// who configured them.
-func Check(l claim.Liveness) error {
+// CheckLiveness returns ErrUnsafe for timeouts that are not safe if clocks drift by MaxDrift. The error is for the
+// operator who configured them.
+func CheckLiveness(l Liveness) error {
 	switch {
 	case l.HeartbeatTTL < MinHeartbeatTTL:
 		return fmt.Errorf("%w: heartbeat_ttl is %v, at least %v is needed", ErrUnsafe, l.HeartbeatTTL, MinHeartbeatTTL)
@@ -56,7 +52,7 @@ const maxPeriod = 30 * 24 * time.Hour
 
 // StopTime is the true time between the latest moment at which the fence acts and the earliest at which the leader
 // releases claims: the node's clock is slow and the leader's fast by MaxDrift, and the heartbeat took no time.
-func StopTime(l claim.Liveness) time.Duration {
+func StopTime(l Liveness) time.Duration {
 	released := float64(l.StopAfter+l.Margin) / (1 + MaxDrift)
 	fenced := float64(l.StopAfter+l.Margin/FenceShare) / (1 - MaxDrift)
 	return time.Duration(released - fenced)
@@ -71,18 +67,12 @@ func MinMargin(stopAfter time.Duration) time.Duration {
 	return (time.Duration(least) + step).Truncate(step)
 }
 
-// NodeTimes returns when the lease ends after the answer to a heartbeat that was sent at that moment.
-func NodeTimes(sent boottime.Instant, l claim.Liveness) fence.Times {
-	stop := sent.Add(l.StopAfter)
-	return fence.Times{Stop: stop, Deadline: stop.Add(l.Margin / FenceShare)}
-}
-
 // ReleaseAfter is how long after the leader received a node's heartbeat it may release the node's claims.
-func ReleaseAfter(l claim.Liveness) time.Duration { return l.StopAfter + l.Margin }
+func ReleaseAfter(l Liveness) time.Duration { return l.StopAfter + l.Margin }
 
 // Longest returns timeouts that satisfy the promises made with a and with b.
-func Longest(a, b claim.Liveness) claim.Liveness {
-	return claim.Liveness{
+func Longest(a, b Liveness) Liveness {
+	return Liveness{
 		HeartbeatTTL: max(a.HeartbeatTTL, b.HeartbeatTTL), StopAfter: max(a.StopAfter, b.StopAfter), Margin: max(a.Margin,
 			b.Margin),
 	}

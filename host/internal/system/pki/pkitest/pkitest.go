@@ -1,4 +1,4 @@
-// Package pkitest makes certificates of hosts for tests. It imports host/internal/peer/pki.
+// Package pkitest makes certificates of hosts for tests. It imports host/internal/system/pki.
 package pkitest
 
 import (
@@ -13,7 +13,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 

@@ -15,7 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/machine"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 
 	"github.com/pannier/pannier/internal/procfs"
@@ -250,7 +251,7 @@ func (p *Patient) securityModule(context.Context) []Finding {
 }
 
 func (p *Patient) clock(context.Context) []Finding {
-	if err := lease.CheckClock(); err != nil {
+	if err := machine.CheckClock(claim.MaxDrift); err != nil {
 		return one(Fail, err.Error(), "")
 	}
 	return ok("it is within what the fence counts on")

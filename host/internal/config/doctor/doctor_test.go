@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/config"
-	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	lib "github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/docker"

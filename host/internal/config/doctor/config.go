@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/internal/cabundle"
 	"github.com/pannier/pannier/internal/printable"
 )

@@ -15,7 +15,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/internal/cabundle"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/service"

@@ -1,4 +1,4 @@
-package lease
+package machine
 
 import (
 	"fmt"
@@ -18,17 +18,17 @@ const (
 )
 
 // CheckClock returns an error if the present discipline of this machine's clock lets it run faster or slower than
-// MaxDrift. A time daemon that sets tick or frequency cannot: the kernel bounds both. A phase-locked loop with a very
-// short time constant can.
-func CheckClock() error {
+// maxDrift, a part of one. A time daemon that sets tick or frequency cannot: the kernel bounds both. A phase-locked loop
+// with a very short time constant can.
+func CheckClock(maxDrift float64) error {
 	var t unix.Timex
 	if _, err := unix.Adjtimex(&t); err != nil {
 		return fmt.Errorf("read the discipline of this machine's clock: %w", err)
 	}
-	if rate := clockRate(&t); rate > MaxDrift+ppm {
+	if rate := clockRate(&t); rate > maxDrift+ppm {
 		return fmt.Errorf("this machine's clock may run %.1f %% fast or slow, and leases are safe up to %.1f %%: give the"+
 			" time daemon a longer time constant, or let it set the frequency (now: tick %d, frequency %.0f ppm, status 0x%x,"+
-			" time constant %d; see adjtimex(2))", 100*rate, 100*MaxDrift, t.Tick, float64(t.Freq)/(1<<16), t.Status, t.Constant)
+			" time constant %d; see adjtimex(2))", 100*rate, 100*maxDrift, t.Tick, float64(t.Freq)/(1<<16), t.Status, t.Constant)
 	}
 	return nil
 }

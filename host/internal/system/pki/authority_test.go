@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/peer/pki"
-	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/system/pki"
+	"github.com/pannier/pannier/host/internal/system/pki/pkitest"
 )
 
 func TestIssueRefuses(t *testing.T) {

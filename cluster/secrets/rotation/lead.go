@@ -10,8 +10,8 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/secrets"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/secrets"
 )
 
 // Lead does the leader's work until ctx ends: it makes a cluster's first key, finishes a rotation that another leader

@@ -13,8 +13,8 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/secrets"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/secrets"
 )
 
 // Ledger is what a Keeper needs of cluster.Node.
