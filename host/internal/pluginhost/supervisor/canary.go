@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/internal/errcode"
 )
 
@@ -19,7 +20,7 @@ var ErrCanary = errcode.FailedPrecondition.New("canary")
 // canary is a generation that gets a part of the calls while another one serves.
 type canary struct {
 	gen   *generation
-	src   source
+	src   managed.Source
 	share int // in percent
 	began time.Time
 	from  uint64 // the number of the generation that served when it began
@@ -57,10 +58,10 @@ type Canary struct {
 // snapshot describes a canary beside the generation that serves.
 func (c *canary) snapshot(serving *generation) *Canary {
 	s := &Canary{
-		Generation: c.gen.number, Version: c.gen.version, SHA256: c.gen.sha, PID: c.gen.pid, StartedAt: c.began,
+		Generation: c.gen.Run.Number, Version: c.gen.Run.Version, SHA256: c.gen.Run.SHA256, PID: c.gen.PID(), StartedAt: c.began,
 		Percent: c.share, Users: c.gen.userCount(),
 	}
-	s.Calls, s.FailedCalls = c.gen.outcomes.answered()
+	s.Calls, s.FailedCalls = c.gen.Calls()
 	beside := c.beside(serving)
 	s.ServingCalls, s.ServingFailed = beside.Calls, beside.FailedCalls
 	return s
@@ -72,7 +73,7 @@ func (c *canary) beside(serving *generation) Side {
 		return Side{}
 	}
 	s := serving.side()
-	if serving.number == c.from { // else another one has taken over meanwhile
+	if serving.Run.Number == c.from { // else another one has taken over meanwhile
 		s.Calls, s.FailedCalls = s.Calls-c.base.calls, s.FailedCalls-c.base.failed
 	}
 	return s
@@ -83,7 +84,7 @@ func (c *canary) beside(serving *generation) Side {
 // that serves, it is ended. Its failed calls may be repeated (ErrReplaced). Errors: ErrUnknown; ErrCanary; ErrNoSwap
 // if that binary serves; why the process did not come up.
 func (s *Supervisor) Canary(ctx context.Context, name string, percent int) (Status, error) {
-	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		if gen == nil {
 			return nil, fmt.Errorf("%w: none can be started, because no process serves", ErrCanary)
 		}
@@ -97,7 +98,7 @@ func (s *Supervisor) Canary(ctx context.Context, name string, percent int) (Stat
 // Promote lets the canary serve, and moves the pin to it if the plugin is pinned. grace is that of Swap. Errors:
 // ErrUnknown; ErrCanary.
 func (s *Supervisor) Promote(ctx context.Context, name string, grace *time.Duration) (Status, error) {
-	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		c := i.canary.Load()
 		if c == nil {
 			return nil, fmt.Errorf("%w: there is none: start one: pannier plugin swap -canary 10%% %s", ErrCanary, i.name)
@@ -124,41 +125,43 @@ func (i *instance) startCanary(ctx context.Context, gen *generation, percent int
 	switch {
 	case err != nil:
 		return err
-	case src.sha == gen.sha:
+	case src.SHA256 == gen.Run.SHA256:
 		return errors.Join(fmt.Errorf("%w: %s runs already", ErrNoSwap, gen.describe()), errors.Join(problems...))
 	}
-	i.use(src.sha)
-	defer i.use(gen.sha)
-	swap := Swap{At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: src.sha}, Canary: percent}
-	next, err := i.tryBeside(ctx, gen, src)
-	if next != nil {
-		swap.To = next.side()
-	}
+	i.use(src.SHA256)
+	defer i.use(gen.Run.SHA256)
+	swap := Swap{At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: src.SHA256}, Overlap: true, Canary: percent}
+	p, err := i.procs.Try(ctx, gen.Process, src)
 	if err == nil {
-		next.record.Canary = percent
-		i.rec.Refused = maps.Clone(i.rec.Refused)
-		i.rec.refuse(next.sha, canaryReason)
+		p.Run.Canary, swap.To = percent, of(p).side()
+		i.rec.Refuse(src.SHA256, canaryReason)
 		if err = i.rec.save(i.sup.dir); err != nil {
 			i.rec.Refused = was.Refused
-			err = errors.Join(err, i.end(ctx, next))
+			err = errors.Join(err, i.procs.End(ctx, p))
 		}
 	}
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		i.notSwapped(gen, swap, src, err)
+		i.procs.NotSwapped(gen.Process, swap, src, err)
 		return err
 	}
-	c := &canary{gen: next, src: src, share: percent, began: time.Now().UTC(), from: gen.number, lost: make(chan struct{})}
-	c.base.calls, c.base.failed = gen.outcomes.answered()
+	next := of(p)
+	c := &canary{gen: next, src: src, share: percent, began: time.Now().UTC(), from: gen.Run.Number, lost: make(chan struct{})}
+	c.base.calls, c.base.failed = gen.Calls()
 	next.outcomes.beside = gen.outcomes
-	next.events = i.follow(ctx, next.conn, next.record, next.run.proc.Done())
+	next.events = i.follow(ctx, next.conn, next.Run, next.Done())
 	watch, unwatch := context.WithCancel(ctx)
 	c.unwatch = unwatch
 	c.watching.Go(func() {
-		defer close(c.lost)
-		c.why = i.watchCanary(watch, next)
+		c.why = next.watchCanary(watch)
+		close(c.lost)
+		if c.why != nil { // watch ends when somebody else ends it meanwhile
+			_ = i.procs.Do(watch, func(ctx context.Context, p *managed.Process) (*managed.Process, error) {
+				return nil, i.endCanary(ctx, of(p), "", nil)
+			})
+		}
 	})
 	copyRecord := i.copyRecord()
 	i.set(EventCanary, fmt.Sprintf("%s gets %d%% of the calls, %s the others", next.describe(), percent, gen.describe()),
@@ -170,31 +173,31 @@ func (i *instance) startCanary(ctx context.Context, gen *generation, percent int
 }
 
 // watchCanary returns why a canary must end; nil if ctx ends.
-func (i *instance) watchCanary(ctx context.Context, gen *generation) error {
-	quiet := time.NewTimer(i.sup.silence)
+func (g *generation) watchCanary(ctx context.Context) error {
+	quiet := time.NewTimer(g.i.sup.silence)
 	defer quiet.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-gen.run.proc.Done():
-			return fmt.Errorf("the process ended: %s", gen.run.proc.Exit())
-		case <-gen.overLimit:
-			return gen.run.meter.why
-		case <-gen.outcomes.changed:
-			if why := gen.outcomes.degraded(); why != "" {
+		case <-g.Done():
+			return g.OrEnded(nil)
+		case <-g.OverLimit():
+			return g.OverLimitWhy()
+		case <-g.outcomes.changed:
+			if why := g.outcomes.degraded(); why != "" {
 				return errors.New(why)
 			}
-		case h, ok := <-gen.health.health:
+		case h, ok := <-g.health.health:
 			switch {
 			case !ok:
-				return i.streamLost(ctx, gen)
+				return g.OrEnded(callError("its health stream ended", g.health.err))
 			case !h.healthy:
 				return fmt.Errorf("it is unhealthy: %s", h.message)
 			}
-			quiet.Reset(i.sup.silence)
+			quiet.Reset(g.i.sup.silence)
 		case <-quiet.C:
-			return fmt.Errorf("it has sent no health report for %v", i.sup.silence)
+			return fmt.Errorf("it has sent no health report for %v", g.i.sup.silence)
 		}
 	}
 }
@@ -213,18 +216,21 @@ func (i *instance) endCanary(ctx context.Context, gen *generation, why string, g
 		why = fmt.Sprintf("%s after it had become a canary for %d%% of the calls: %v",
 			time.Since(c.began).Round(time.Millisecond), c.share, c.why)
 	}
-	c.gen.record.Canary = 0
-	if c.gen.sha != gen.sha {
-		i.rec.refuse(c.gen.sha, why)
+	c.gen.Run.Canary = 0
+	if c.gen.Run.SHA256 != gen.Run.SHA256 {
+		i.rec.Refuse(c.gen.Run.SHA256, why)
 	} else {
-		delete(i.rec.Refused, gen.sha)
+		delete(i.rec.Refused, gen.Run.SHA256)
 	}
-	i.rec.swapped(Swap{
+	i.rec.Swapped(Swap{
 		At: time.Now().UTC(), From: c.beside(gen), To: c.gen.side(), Took: time.Since(c.began), Canary: c.share, Error: why,
 	})
 	i.holds(gen.identity)
 	err := i.rec.save(i.sup.dir)
-	i.drainLater(ctx, c.gen, grace, c.why != nil)
+	if c.why != nil {
+		c.gen.unhealthySince = time.Now()
+	}
+	i.procs.Retire(c.gen.Process, grace)
 	copyRecord := i.copyRecord()
 	i.set(EventCanaryEnded, fmt.Sprintf("%s gets no calls any more: %s", c.gen.describe(), why), func(s *Status) {
 		copyRecord(s)
@@ -234,7 +240,7 @@ func (i *instance) endCanary(ctx context.Context, gen *generation, why string, g
 }
 
 // promote lets the canary serve instead of gen.
-func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grace *time.Duration) (*generation, error) {
+func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grace *time.Duration) (*managed.Process, error) {
 	select {
 	case <-c.lost:
 		return nil, errors.Join(fmt.Errorf("%w: it has just been ended: %w", ErrCanary, c.why),
@@ -242,34 +248,35 @@ func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grac
 	default:
 	}
 	next, was := c.gen, i.rec
-	swap := Swap{At: time.Now().UTC(), From: c.beside(gen), To: next.side(), Canary: c.share}
-	i.use(next.sha)
-	i.serves(next.record, c.src)
+	i.use(next.Run.SHA256)
 	i.rec.Refused = maps.Clone(i.rec.Refused)
-	delete(i.rec.Refused, next.sha)
-	next.record.TookOver, next.record.Canary = swap.At, 0
+	delete(i.rec.Refused, next.Run.SHA256)
+	next.Run.Canary = 0
 	if i.rec.Pinned != "" {
-		next.record.PinnedBefore, i.rec.Pinned = i.rec.Pinned, next.sha
-	}
-	if err := i.rec.save(i.sup.dir); err != nil {
-		i.rec = was
-		next.record.TookOver, next.record.Canary, next.record.PinnedBefore = time.Time{}, c.share, ""
-		i.use(gen.sha)
-		return nil, err
+		next.Run.PinnedBefore, i.rec.Pinned = i.rec.Pinned, next.Run.SHA256
 	}
 	c.unwatch()
 	c.watching.Wait()
 	next.outcomes.follows(gen.outcomes.tallies())
-	return i.moved(ctx, gen, next, swap, grace)
+	swap := Swap{At: time.Now().UTC(), From: c.beside(gen), To: next.side(), Overlap: true, Canary: c.share}
+	err := i.procs.Promote(ctx, gen.Process, next.Process, c.src, &swap, grace)
+	if err != nil && !errors.Is(err, managed.ErrNotSaved) { // it has ended
+		i.rec.Pinned, i.rec.Refused = was.Pinned, was.Refused
+		i.use(gen.Run.SHA256)
+		i.canary.Store(nil)
+		return nil, err
+	}
+	return next.Process, err
 }
 
 // endedWithHost records a canary of an earlier host, whose process has just been ended.
-func (i *instance) endedWithHost(gen *generation, run *runRecord) {
+func (i *instance) endedWithHost(gen *generation, run *managed.Run) {
 	const why = "the agent was started again"
-	i.rec.swapped(Swap{
+	i.rec.Swapped(Swap{
 		At: time.Now().UTC(), From: gen.side(), Canary: run.Canary, Error: why,
 		To: Side{Generation: run.Number, Version: run.Version, SHA256: run.SHA256},
 	})
+	run.Canary = 0
 	err := i.rec.save(i.sup.dir)
 	i.set(EventCanaryEnded, fmt.Sprintf("generation %d (version %s) was a canary: %s", run.Number, run.Version,
 		errorText(errors.Join(errors.New(why), err))), i.copyRecord())

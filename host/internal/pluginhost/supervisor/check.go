@@ -40,8 +40,8 @@ func Check(cfg Config) (all []Status, problems map[string]error, err error) {
 		}
 		i := newInstance(s, name, s.spec(name))
 		var unread error
-		if i.rec, unread = loadRecord(s.dir, name); unread == nil && i.rec.serving() != nil {
-			i.status.Kind = i.rec.serving().Kind
+		if i.rec, unread = loadRecord(s.dir, name); unread == nil && i.rec.Current() != nil {
+			i.status.Kind = i.rec.Current().Kind
 		}
 		all = append(all, i.status)
 		if s.configured(name) {
@@ -59,10 +59,10 @@ func (i *instance) check() error {
 	if err != nil {
 		return err
 	}
-	errs := []error{i.checkAllowed(src.sha)}
-	if src.path != "" {
-		if err := trusted.File(src.path); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", filepath.Base(src.path), err))
+	errs := []error{i.checkAllowed(src.SHA256)}
+	if src.Path != "" {
+		if err := trusted.File(src.Path); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", filepath.Base(src.Path), err))
 		}
 	}
 	return errors.Join(append(errs, process.CheckUser(i.spec.User, i.spec.Group))...)

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/go-version"
 	"google.golang.org/grpc"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
@@ -77,11 +78,8 @@ type Services interface {
 	Forget(plugin string) error
 }
 
-// Restart is the backoff between two starts: it begins at Min, doubles each time up to Max, with jitter, and is
-// reset once a plugin has run for Stable.
-type Restart struct {
-	Min, Max, Stable time.Duration // default 1 s, 60 s, 60 s
-}
+// Restart is the backoff between two starts; default 1 s, 60 s, 60 s.
+type Restart = managed.Restart
 
 // Plugin is the configuration of one plugin, from its plugin "NAME" block. A plugin without a block runs with the
 // defaults.
@@ -167,15 +165,13 @@ func (p Plugin) validate() error {
 	return nil
 }
 
-var hexSum = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
-
 // checksum returns the hex digits of Checksum, or "" if there is none.
 func (p Plugin) checksum() (string, error) {
 	if p.Checksum == "" {
 		return "", nil
 	}
 	sum, ok := strings.CutPrefix(strings.ToLower(p.Checksum), "sha256:")
-	if !ok || !hexSum().MatchString(sum) {
+	if !ok || !managed.IsSum(sum) {
 		return "", fmt.Errorf("checksum: want sha256: and 64 hex digits, got %q", p.Checksum)
 	}
 	return sum, nil

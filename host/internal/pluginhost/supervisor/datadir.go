@@ -106,7 +106,7 @@ func (s *Supervisor) sweep(recorded []string) error {
 			return nil //nolint:nilerr // see above
 		}
 		for _, run := range rec.Runs {
-			keep[run.RunDir] = true
+			keep[run.Dir] = true
 			if run.Process != nil {
 				tokens[run.Process.Token] = true
 			}
@@ -131,15 +131,9 @@ func (s *Supervisor) collect() error {
 		if err != nil {
 			return err // an unreadable record may name any copy: remove nothing
 		}
-		keep[rec.LastGood], keep[rec.Pinned] = true, true
-		for _, k := range rec.Kept {
-			keep[k.SHA256] = true
-		}
-		for _, run := range rec.Runs {
-			keep[run.SHA256] = true
-		}
+		rec.Needs(keep)
 	}
-	return s.store.collect(keep)
+	return s.store.Collect(keep)
 }
 
 // maxRunDir is the longest path, in bytes, below which go-plugin's sockets fit into the 107 bytes of a Unix
@@ -191,14 +185,6 @@ func sweepRunDir(path string, keep map[string]bool) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// removeRunDir removes the directory of one plugin's socket. An empty path does nothing.
-func removeRunDir(path string) error {
-	if path == "" {
-		return nil
-	}
-	return os.RemoveAll(path)
 }
 
 // chown makes the user called name the owner of paths. An empty name does nothing.

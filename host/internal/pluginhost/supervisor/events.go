@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
@@ -58,7 +59,7 @@ const (
 type follower struct {
 	i      *instance
 	api    pluginv1.EventServiceClient
-	run    *runRecord
+	run    *managed.Run
 	gone   <-chan struct{} // closed when the process has ended
 	have   *cursor
 	rate   *rate.Limiter
@@ -70,7 +71,7 @@ type follower struct {
 
 // follow begins to read the events of a process, if the process has any and OnPluginEvent is set. Events that were
 // delivered before, possibly by an earlier host, are not delivered again. It ends with the process, or with close.
-func (i *instance) follow(ctx context.Context, conn grpc.ClientConnInterface, run *runRecord,
+func (i *instance) follow(ctx context.Context, conn grpc.ClientConnInterface, run *managed.Run,
 	gone <-chan struct{},
 ) *follower {
 	if i.sup.cfg.OnPluginEvent == nil || run.Process == nil {
@@ -212,7 +213,7 @@ func (f *follower) close() {
 
 // endWithEvents asks a process that an earlier host left beside the serving one to end, and reads its remaining
 // events. Failure does not matter: the caller ends what is left of the process.
-func (i *instance) endWithEvents(ctx context.Context, run *runRecord) {
+func (i *instance) endWithEvents(ctx context.Context, run *managed.Run) {
 	if run.Process == nil || run.Address == "" {
 		return
 	}

@@ -318,12 +318,12 @@ func recordedWire(t *testing.T, w *world) int {
 	}
 	var rec struct {
 		Serving int
-		Runs    []struct{ Number, Wire int }
+		Runs    []struct{ Number, Protocol int }
 	}
 	w.must(json.Unmarshal(data, &rec))
 	for _, run := range rec.Runs {
 		if run.Number == rec.Serving {
-			return run.Wire
+			return run.Protocol
 		}
 	}
 	t.Fatalf("no run serves in %s", data)

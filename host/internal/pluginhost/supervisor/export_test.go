@@ -1,6 +1,10 @@
 package supervisor
 
-import "time"
+import (
+	"time"
+
+	"github.com/pannier/pannier/host/internal/managed"
+)
 
 // SetPatience changes how long a plugin may be silent and unhealthy.
 func (s *Supervisor) SetPatience(silence, unwell time.Duration) {
@@ -8,9 +12,9 @@ func (s *Supervisor) SetPatience(silence, unwell time.Duration) {
 }
 
 // SetSync changes how copies of binaries are written to the disk.
-func (s *Supervisor) SetSync(sync func(path string) error) { s.store.sync = sync }
+func (s *Supervisor) SetSync(sync func(path string) error) { s.store.Sync = sync }
 
 // SetBusy changes what counts as busy: the number of cores and the time.
 func (s *Supervisor) SetBusy(cores float64, after time.Duration) {
-	s.busy = busyRule{cores: cores, after: after}
+	s.busy = managed.BusyRule{Cores: cores, After: after}
 }

@@ -146,15 +146,15 @@ func TestDeepDataDirectory(t *testing.T) {
 	}
 	var record struct {
 		Runs []struct {
-			RunDir string `json:"run_dir"`
+			Dir string `json:"dir"`
 		}
 	}
 	if err := json.Unmarshal(data, &record); err != nil || len(record.Runs) != 1 ||
-		strings.HasPrefix(record.Runs[0].RunDir, w.cfg.DataDir) {
+		strings.HasPrefix(record.Runs[0].Dir, w.cfg.DataDir) {
 		t.Fatalf("the socket is in %+v, %v", record, err)
 	}
 	_ = s.Close()
-	if dir := filepath.Dir(record.Runs[0].RunDir); !gone(dir) {
+	if dir := filepath.Dir(record.Runs[0].Dir); !gone(dir) {
 		t.Errorf("%s is left", dir)
 	}
 }

@@ -6,37 +6,29 @@ import (
 	"sync"
 	"time"
 
-	goplugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 
+	"github.com/pannier/pannier/host/internal/managed"
+	"github.com/pannier/pannier/host/internal/managed/goplugin"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
 // generation is one running process of a plugin and the connection to it. A caller acquires it before a call and
 // releases it afterwards. A retired generation is stopped when its last user has released it, or at a deadline.
 type generation struct {
-	name      string // the plugin's
-	metrics   *metrics
-	record    *runRecord
-	number    uint64
-	kind      string
-	version   string
-	identity  string // what it says it is
-	sha       string
-	startedAt time.Time
-	pid       int
-	started   bool // by this host, not an earlier one
+	*managed.Process
+	i        *instance
+	identity string // what it says it is
 
-	run         *pluginRunner
-	client      *goplugin.Client
-	proto       goplugin.ClientProtocol
-	conn        *grpc.ClientConn
-	api         pluginv1.PluginServiceClient
-	health      *healthStream
-	events      *follower       // nil before it serves, and if it has none
-	overLimit   <-chan struct{} // closed when it uses more than it may
-	firstHealth health          // what it reported when it came up
-	outcomes    *outcomes
+	client         *goplugin.Client
+	conn           *grpc.ClientConn
+	api            pluginv1.PluginServiceClient
+	health         *healthStream
+	events         *follower // nil before it serves, and if it has none
+	firstHealth    health    // what it reported when it came up
+	outcomes       *outcomes
+	unhealthySince time.Time // zero: it is healthy
+	degraded       bool      // it fails more calls than the generation before; reported
 
 	abandoned context.Context    // ends when the calls that are left are given up
 	abandon   context.CancelFunc // ends abandoned
@@ -50,7 +42,20 @@ type generation struct {
 
 // describe describes a generation in messages.
 func (g *generation) describe() string {
-	return fmt.Sprintf("generation %d (version %s, sha256 %.12s)", g.number, g.version, g.sha)
+	return describe(Side{Generation: g.Run.Number, Version: g.Run.Version, SHA256: g.Run.SHA256})
+}
+
+func describe(s Side) string {
+	return fmt.Sprintf("generation %d (version %s, sha256 %.12s)", s.Generation, s.Version, s.SHA256)
+}
+
+// Calls returns how many calls it has answered, and how many of them failed.
+func (g *generation) Calls() (calls, failed int) { return g.outcomes.answered() }
+
+func (g *generation) side() Side {
+	s := Side{Generation: g.Run.Number, Version: g.Run.Version, SHA256: g.Run.SHA256}
+	s.Calls, s.FailedCalls = g.Calls()
+	return s
 }
 
 // acquire adds a user. It fails on a retired generation.
@@ -86,33 +91,40 @@ func (g *generation) checkDrained() {
 	}
 }
 
-// ended says whether the process has ended.
-func (g *generation) ended() bool {
-	select {
-	case <-g.run.proc.Done():
-		return true
-	default:
-		return false
-	}
-}
-
 func (g *generation) userCount() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.users
 }
 
-// drain waits until a retired generation has no users, exceeds a limit, timeout has passed, or drop is closed. It
+// Drain waits until a retired generation has no users: up to grace or, without it, DrainTimeout, but StopTimeout if the
+// process is unwell or does not answer. Calls that are left then are given up.
+func (g *generation) Drain(ctx context.Context, grace *time.Duration) {
+	cfg := g.i.sup.cfg
+	limit := cfg.DrainTimeout
+	switch {
+	case grace != nil:
+		limit = *grace
+	case !g.unhealthySince.IsZero():
+		limit = cfg.StopTimeout
+	case !g.drainedIn(ctx, answerAfter) && !g.answers(ctx, cfg.StopTimeout):
+		limit = 0
+	}
+	g.drainedIn(ctx, limit)
+	g.abandon()
+}
+
+// drainedIn waits until a retired generation has no users, exceeds a limit, timeout has passed, or ctx has ended. It
 // returns whether there is nothing more to wait for: anything but the timeout.
-func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) bool {
+func (g *generation) drainedIn(ctx context.Context, timeout time.Duration) bool {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-g.drained:
 	case <-timer.C:
 		return false
-	case <-g.overLimit:
-	case <-drop:
+	case <-g.OverLimit():
+	case <-ctx.Done():
 	}
 	return true
 }
@@ -128,37 +140,27 @@ func (g *generation) answers(ctx context.Context, timeout time.Duration) bool {
 	return err == nil
 }
 
-// stop asks the process to finish its calls and end, kills its process group when ctx ends, and cleans up.
-func (g *generation) stop(ctx context.Context) error {
+// Stop asks the process to finish its calls and end.
+func (g *generation) Stop(ctx context.Context) error {
 	g.health.close()
 	g.events.opened(ctx) // otherwise the plugin would not wait until we have its last events
 	if _, err := g.api.Stop(ctx, &pluginv1.StopRequest{}); err == nil {
 		select {
-		case <-g.run.proc.Done():
+		case <-g.Done():
 		case <-ctx.Done():
 		}
 	}
-	err := g.run.stop(ctx)
-	g.close()
-	return err
+	return nil // what is left is ended
 }
 
-// detach leaves the process running for the next host.
-func (g *generation) detach() {
+// Close ends what this host has for the process, which has ended or runs on.
+func (g *generation) Close() {
+	g.i.sup.metrics.forget(g)
 	g.health.close()
-	g.events.close()
-	g.run.detach()
-	// Close the connection first: proto.Close would ask the plugin to end, and cannot without one. The rest of it
-	// ends go-plugin's goroutines.
-	_ = g.conn.Close()
-	_ = g.proto.Close()
-}
-
-// close ends what go-plugin runs for a process that is gone.
-func (g *generation) close() {
-	g.metrics.forget(g)
-	g.health.close()
-	g.events.finish(lastEvents)
-	g.run.detach()
-	g.client.Kill()
+	if g.Ended() {
+		g.events.finish(lastEvents)
+	} else {
+		g.events.close()
+	}
+	g.client.Close()
 }

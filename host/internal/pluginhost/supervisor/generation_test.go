@@ -1,15 +1,16 @@
 package supervisor
 
 import (
+	"context"
 	"testing"
 	"time"
+
+	"github.com/pannier/pannier/host/internal/managed"
 )
 
 // A generation is drained when its last user releases it, and cannot be acquired once it is retired.
 func TestRetiredGenerationDrains(t *testing.T) {
-	g := &generation{
-		run: &pluginRunner{meter: &meter{}}, retiring: make(chan struct{}), drained: make(chan struct{}),
-	}
+	g := &generation{Process: &managed.Process{}, retiring: make(chan struct{}), drained: make(chan struct{})}
 	first, ok := g.acquire()
 	if !ok {
 		t.Fatal("acquire failed")
@@ -32,13 +33,11 @@ func TestRetiredGenerationDrains(t *testing.T) {
 	if !isDrained(g) {
 		t.Error("not drained by the last release")
 	}
-	g.drain(time.Hour, nil)
+	g.drainedIn(t.Context(), time.Hour)
 }
 
 func TestRetireWithoutUsers(t *testing.T) {
-	g := &generation{
-		run: &pluginRunner{meter: &meter{}}, retiring: make(chan struct{}), drained: make(chan struct{}),
-	}
+	g := &generation{Process: &managed.Process{}, retiring: make(chan struct{}), drained: make(chan struct{})}
 	g.retire()
 	if !isDrained(g) {
 		t.Error("not drained")
@@ -46,17 +45,15 @@ func TestRetireWithoutUsers(t *testing.T) {
 }
 
 func TestDrainTimesOut(t *testing.T) {
-	g := &generation{
-		run: &pluginRunner{meter: &meter{}}, retiring: make(chan struct{}), drained: make(chan struct{}),
-	}
+	g := &generation{Process: &managed.Process{}, retiring: make(chan struct{}), drained: make(chan struct{})}
 	if _, ok := g.acquire(); !ok {
 		t.Fatal("acquire failed")
 	}
 	g.retire()
-	g.drain(time.Millisecond, nil)
-	drop := make(chan struct{})
-	close(drop)
-	g.drain(time.Hour, drop)
+	g.drainedIn(t.Context(), time.Millisecond)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	g.drainedIn(ended, time.Hour)
 }
 
 func isDrained(g *generation) bool {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
@@ -79,99 +80,63 @@ const (
 	defaultUnwell = 2 * time.Minute
 )
 
-// watchResult says why watch returned.
-type watchResult struct {
-	lost    error // the generation must be replaced
-	alive   bool  // its process still runs
-	request *request
-
-	canaryLost bool // the canary must end
-}
-
-// watch returns when the generation must be replaced, when another binary may have to run, when an operator
-// requests something, when the canary must end, or when ctx ends.
-func (i *instance) watch(ctx context.Context, gen *generation) watchResult {
-	silence, unhealthyFor := i.sup.silence, i.sup.unwell
+// Watch returns why the generation must be replaced, or nil when ctx ends.
+func (g *generation) Watch(ctx context.Context) error {
+	silence, unhealthyFor := g.i.sup.silence, g.i.sup.unwell
 	quiet := time.NewTimer(silence)
 	defer quiet.Stop()
 	unwell := time.NewTimer(unhealthyFor)
 	defer unwell.Stop()
-	if i.unhealthySince.IsZero() {
+	if g.unhealthySince.IsZero() {
 		unwell.Stop()
 	} else {
-		unwell.Reset(time.Until(i.unhealthySince.Add(unhealthyFor)))
-	}
-	var canaryLost <-chan struct{}
-	if c := i.canary.Load(); c != nil {
-		canaryLost = c.lost
+		unwell.Reset(time.Until(g.unhealthySince.Add(unhealthyFor)))
 	}
 	for {
 		select {
 		case <-ctx.Done():
-			return watchResult{}
-		case <-canaryLost:
-			return watchResult{canaryLost: ctx.Err() == nil}
-		case <-i.rechecks:
-			return watchResult{}
-		case o := <-i.requests:
-			return watchResult{request: &o}
-		case <-gen.run.proc.Done():
-			return watchResult{lost: fmt.Errorf("the process ended: %s", gen.run.proc.Exit())}
-		case <-gen.overLimit:
-			return watchResult{alive: true, lost: gen.run.meter.why}
-		case <-gen.outcomes.changed:
-			if why := i.judge(gen); why != nil {
-				return watchResult{alive: true, lost: why}
+			return nil
+		case <-g.outcomes.changed:
+			if why := g.judge(); why != nil {
+				return managed.NewAlive(why)
 			}
-		case h, ok := <-gen.health.health:
+		case h, ok := <-g.health.health:
 			if !ok {
-				return watchResult{lost: i.streamLost(ctx, gen)}
+				return callError("its health stream ended", g.health.err)
 			}
 			quiet.Reset(silence)
-			was := i.unhealthySince
-			i.health(h)
+			was := g.unhealthySince
+			g.report(h)
 			switch {
 			case h.healthy:
 				unwell.Stop()
-			case i.onProbation(gen):
-				return watchResult{alive: true, lost: fmt.Errorf("it is unhealthy: %s", h.message)}
+			case g.i.procs.OnProbation(g.Process, g.Run.SHA256):
+				return managed.NewAlive(fmt.Errorf("it is unhealthy: %s", h.message))
 			case was.IsZero():
 				unwell.Reset(unhealthyFor)
 			}
 		case <-quiet.C:
-			return watchResult{lost: fmt.Errorf("it has sent no health report for %v", silence)}
+			return fmt.Errorf("it has sent no health report for %v", silence)
 		case <-unwell.C:
-			return watchResult{lost: fmt.Errorf("it has been unhealthy for %v: %s", unhealthyFor, i.snapshot().Message)}
+			return fmt.Errorf("it has been unhealthy for %v: %s", unhealthyFor, g.i.snapshot().Message)
 		}
 	}
 }
 
-// streamLost returns why the health stream ended. Usually the process died, which is noticed a moment later.
-func (i *instance) streamLost(ctx context.Context, gen *generation) error {
-	wait, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-	defer cancel()
-	select {
-	case <-gen.run.proc.Done():
-		return fmt.Errorf("the process ended: %s", gen.run.proc.Exit())
-	case <-wait.Done():
-		return callError("its health stream ended", gen.health.err)
-	}
-}
-
-// health records a health report.
-func (i *instance) health(h health) {
-	was := i.unhealthySince
+// report records a health report of the generation that serves.
+func (g *generation) report(h health) {
+	was := g.unhealthySince
 	if h.healthy {
-		i.unhealthySince = time.Time{}
+		g.unhealthySince = time.Time{}
 	} else if was.IsZero() {
-		i.unhealthySince = time.Now()
+		g.unhealthySince = time.Now()
 	}
 	switch {
 	case h.healthy && !was.IsZero():
-		i.set(EventHealthy, "", func(s *Status) { s.State, s.Message = Running, "" })
+		g.i.set(EventHealthy, "", func(s *Status) { s.State, s.Message = Running, "" })
 	case !h.healthy && was.IsZero():
-		i.set(EventUnhealthy, h.message, func(s *Status) { s.State, s.Message = Unhealthy, h.message })
+		g.i.set(EventUnhealthy, h.message, func(s *Status) { s.State, s.Message = Unhealthy, h.message })
 	case !h.healthy:
-		i.set("", "", func(s *Status) { s.Message = h.message })
+		g.i.set("", "", func(s *Status) { s.Message = h.message })
 	}
 }

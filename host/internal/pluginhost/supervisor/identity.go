@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/pannier/pannier/host/internal/managed"
 )
 
 // A plugin's identity is its kind without the version, and the name that its process reports, such as
@@ -61,7 +63,7 @@ func (i *instance) claim(ctx context.Context, identity string) error {
 		changed := i.sup.changed.Wait()
 		rival, unsure := i.sup.rivals(i, identity)
 		if rival != nil {
-			return permanent{i.duplicateOf(rival, identity)}
+			return managed.NewPermanent(i.duplicateOf(rival, identity))
 		}
 		if !unsure {
 			return nil

@@ -39,14 +39,14 @@ func newMetrics() *metrics {
 
 // called counts a call.
 func (m *metrics) called(gen *generation, method string, err error, took time.Duration) {
-	number := strconv.FormatUint(gen.number, 10)
-	m.calls.WithLabelValues(gen.name, gen.version, number, path.Base(method), status.Code(err).String()).Inc()
-	m.took.WithLabelValues(gen.name, gen.version, number).Observe(took.Seconds())
+	number := strconv.FormatUint(gen.Run.Number, 10)
+	m.calls.WithLabelValues(gen.i.name, gen.Run.Version, number, path.Base(method), status.Code(err).String()).Inc()
+	m.took.WithLabelValues(gen.i.name, gen.Run.Version, number).Observe(took.Seconds())
 }
 
 // forget ends the series of a process.
 func (m *metrics) forget(gen *generation) {
-	of := prometheus.Labels{"plugin": gen.name, "generation": strconv.FormatUint(gen.number, 10)}
+	of := prometheus.Labels{"plugin": gen.i.name, "generation": strconv.FormatUint(gen.Run.Number, 10)}
 	m.calls.DeletePartialMatch(of)
 	m.took.DeletePartialMatch(of)
 }

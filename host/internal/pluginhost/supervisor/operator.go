@@ -5,19 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"time"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/internal/errcode"
 )
-
-// request is an operator's request to an instance. The instance's own goroutine carries it out; gen is nil while
-// nothing serves.
-type request struct {
-	do   func(ctx context.Context, i *instance, gen *generation) (next *generation, err error)
-	done chan error
-}
 
 // Errors of an operator's requests.
 var (
@@ -35,7 +28,7 @@ var (
 // ErrUnknown; ErrNoSwap if that binary runs already; ErrCanary if there is a canary; why the new process could not take
 // over, in which case the old one still serves.
 func (s *Supervisor) Swap(ctx context.Context, name string, grace *time.Duration) (Status, error) {
-	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		if err := i.noCanary(); err != nil {
 			return nil, err
 		}
@@ -49,12 +42,12 @@ func (s *Supervisor) Swap(ctx context.Context, name string, grace *time.Duration
 // no process is started at once. Errors: ErrUnknown; why the new process could not take over, in which case the old
 // one still serves.
 func (s *Supervisor) Restart(ctx context.Context, name string, grace *time.Duration) (Status, error) {
-	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		if gen == nil {
 			return nil, nil
 		}
-		i.use(gen.sha)
-		return i.swapTo(ctx, gen, source{sha: gen.sha}, grace)
+		i.use(gen.Run.SHA256)
+		return i.procs.SwapTo(ctx, gen.Process, managed.Source{SHA256: gen.Run.SHA256}, grace)
 	})
 }
 
@@ -66,16 +59,16 @@ const rolledBack = "rolled back by an operator"
 // While there is a canary, Rollback only ends that. Errors: ErrUnknown; ErrNoCopy if there is no such copy; ErrNoSwap
 // if it serves; ErrPinned; ErrCanary if there is a canary, and to is given; why the copy could not take over.
 func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.Duration) (Status, error) {
-	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		if to == "" && i.canary.Load() != nil {
 			return nil, i.endCanary(ctx, gen, rolledBack, grace)
 		}
 		if err := i.noCanary(); err != nil {
 			return nil, err
 		}
-		back, serves := i.rec.LastGood, i.lastTried
+		back, serves := i.rec.LastGood, i.procs.LastTried()
 		if gen != nil {
-			serves = gen.sha
+			serves = gen.Run.SHA256
 		}
 		var err error
 		if to != "" {
@@ -84,9 +77,9 @@ func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.
 		switch {
 		case err != nil:
 			return nil, err
-		case to != "" && !i.rec.keeps(back):
+		case to != "" && !i.rec.Keeps(back):
 			return nil, fmt.Errorf("%w: %q is not kept: see: pannier plugin versions %s", ErrNoCopy, to, i.name)
-		case back == "" || !s.store.has(back, i.name):
+		case back == "" || !s.store.Has(back, i.name):
 			return nil, fmt.Errorf("%w: there is no earlier version to go back to", ErrNoCopy)
 		case i.rec.Pinned != "":
 			return nil, fmt.Errorf("%w to sha256:%s: unpin it first: pannier plugin unpin %s", ErrPinned, i.rec.Pinned, i.name)
@@ -94,15 +87,14 @@ func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.
 			return nil, fmt.Errorf("%w: sha256:%s serves already", ErrNoSwap, back)
 		}
 		was := i.rec
-		i.rec.Refused = maps.Clone(i.rec.Refused)
-		i.rec.refuse(serves, rolledBack)
+		i.rec.Refuse(serves, rolledBack)
 		for _, f := range s.files(i.name) {
-			sha, err := i.sum(f.path)
+			sha, err := i.procs.Sum(f.path)
 			if sha == back {
 				break
 			}
 			if err == nil {
-				i.rec.refuse(sha, cmp.Or(i.rec.Refused[sha], rolledBack))
+				i.rec.Refuse(sha, cmp.Or(i.rec.Refused[sha], rolledBack))
 			}
 		}
 		delete(i.rec.Refused, back)
@@ -111,7 +103,7 @@ func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.
 		if err != nil && next == nil {
 			why := i.rec.Refused[back]
 			i.rec.LastGood, i.rec.Refused = was.LastGood, was.Refused
-			i.rec.refuse(back, cmp.Or(why, err.Error()))
+			i.rec.Refuse(back, cmp.Or(why, err.Error()))
 			err = errors.Join(err, i.rec.save(s.dir))
 			i.set("", "", i.copyRecord())
 		}
@@ -123,13 +115,13 @@ func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.
 // the plugin directory. which is a version, or at least the first 6 digits of a checksum. Errors: ErrUnknown;
 // ErrNoCopy; why the copy could not take over, in which case the pin is unchanged.
 func (s *Supervisor) Pin(ctx context.Context, name, which string) (Status, error) {
-	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		sha, err := "", error(nil)
 		switch {
 		case which != "":
 			sha, err = i.resolve(which)
 		case gen != nil:
-			sha = gen.sha
+			sha = gen.Run.SHA256
 		default:
 			err = fmt.Errorf("%w: none serves now, so name one: pannier plugin pin %s VERSION", ErrNoCopy, i.name)
 		}
@@ -155,7 +147,7 @@ func (s *Supervisor) Pin(ctx context.Context, name, which string) (Status, error
 // Unpin lets the binary in the plugin directory run again. Errors: ErrUnknown; why that binary could not take
 // over. The plugin is unpinned in either case.
 func (s *Supervisor) Unpin(ctx context.Context, name string) (Status, error) {
-	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		i.rec.Pinned = ""
 		return i.settleOrSame(ctx, gen)
 	})
@@ -164,14 +156,14 @@ func (s *Supervisor) Unpin(ctx context.Context, name string) (Status, error) {
 // keep makes sure that there is a copy with that checksum: one that is kept already, or a new one made from the
 // plugin directory.
 func (i *instance) keep(sha string) error {
-	if i.sup.store.has(sha, i.name) {
+	if i.sup.store.Has(sha, i.name) {
 		return nil
 	}
 	for _, f := range i.sup.files(i.name) {
-		if got, err := i.sum(f.path); err != nil || got != sha {
+		if got, err := i.procs.Sum(f.path); err != nil || got != sha {
 			continue
 		}
-		_, unpin, err := i.sup.store.add(f.path, i.name, sha)
+		_, unpin, err := i.sup.store.Add(f.path, i.name, i.admit)
 		if err == nil {
 			unpin()
 		}
@@ -181,7 +173,7 @@ func (i *instance) keep(sha string) error {
 }
 
 // settle writes the record and lets the binary that should run take over.
-func (i *instance) settle(ctx context.Context, gen *generation, grace *time.Duration) (*generation, error) {
+func (i *instance) settle(ctx context.Context, gen *generation, grace *time.Duration) (*managed.Process, error) {
 	if err := i.rec.save(i.sup.dir); err != nil {
 		return nil, err
 	}
@@ -189,15 +181,15 @@ func (i *instance) settle(ctx context.Context, gen *generation, grace *time.Dura
 	if gen == nil {
 		return nil, nil // the next start uses the new record, and begins at once
 	}
-	next, err := i.replace(ctx, gen, grace)
-	if errors.Is(err, errSame) {
+	next, err := i.procs.Replace(ctx, gen.Process, grace)
+	if errors.Is(err, managed.ErrSame) {
 		return nil, fmt.Errorf("%w: %s runs already", ErrNoSwap, gen.describe())
 	}
 	return next, err
 }
 
 // settleOrSame is settle, but succeeds if the right binary runs already.
-func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*generation, error) {
+func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*managed.Process, error) {
 	next, err := i.settle(ctx, gen, nil)
 	if errors.Is(err, ErrNoSwap) {
 		return nil, nil
@@ -207,7 +199,7 @@ func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*generati
 
 // request passes an operator's request to the instance and waits until it is done.
 func (s *Supervisor) request(ctx context.Context, name string,
-	do func(context.Context, *instance, *generation) (*generation, error),
+	do func(context.Context, *instance, *generation) (*managed.Process, error),
 ) (Status, error) {
 	s.rescan()
 	i := s.instance(name)
@@ -219,31 +211,20 @@ func (s *Supervisor) request(ctx context.Context, name string,
 
 // order is request for an instance.
 func (s *Supervisor) order(ctx context.Context, i *instance,
-	do func(context.Context, *instance, *generation) (*generation, error),
+	do func(context.Context, *instance, *generation) (*managed.Process, error),
 ) (Status, error) {
-	o := request{do: do, done: make(chan error, 1)}
-	select {
-	case i.requests <- o:
-	case <-s.closing:
+	err := i.procs.Do(ctx, func(ctx context.Context, p *managed.Process) (*managed.Process, error) {
+		return do(ctx, i, of(p))
+	})
+	switch {
+	case errors.Is(err, managed.ErrStopped) && s.closed():
 		return i.snapshot(), ErrClosed
-	case <-i.gone:
+	case errors.Is(err, managed.ErrStopped):
 		return Status{}, s.unknown(i.name)
-	case <-ctx.Done():
-		return i.snapshot(), context.Cause(ctx)
+	case err != nil && ctx.Err() == nil:
+		err = fmt.Errorf("plugin %q: %w", i.name, err)
 	}
-	select {
-	case err := <-o.done:
-		if err != nil {
-			err = fmt.Errorf("plugin %q: %w", i.name, err)
-		}
-		return i.snapshot(), err
-	case <-s.closing:
-		return i.snapshot(), ErrClosed
-	case <-i.gone:
-		return Status{}, s.unknown(i.name)
-	case <-ctx.Done():
-		return i.snapshot(), context.Cause(ctx)
-	}
+	return i.snapshot(), err
 }
 
 // Log returns the path of the file that a plugin's processes print to. Errors: ErrUnknown.

@@ -233,7 +233,7 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 	defer context.AfterFunc(c.gen.abandoned, cancel)() //nolint:contextcheck // also ends with the process
 	began := time.Now()
 	err := c.ClientConn.Invoke(inner, method, args, reply, opts...)
-	c.gen.metrics.called(c.gen, method, err, time.Since(began))
+	c.gen.i.sup.metrics.called(c.gen, method, err, time.Since(began))
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.gen.abandoned.Err() != nil {
 		return replaced{errAbandoned}
 	}
@@ -256,19 +256,19 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 
 // judge decides what becomes of a generation whose outcomes have changed. It returns an error if callers must leave
 // it.
-func (i *instance) judge(gen *generation) error {
-	why := gen.outcomes.degraded()
-	if why != "" && i.onProbation(gen) {
+func (g *generation) judge() error {
+	why := g.outcomes.degraded()
+	if why != "" && g.i.procs.OnProbation(g.Process, g.Run.SHA256) {
 		return errors.New(why)
 	}
-	gen.outcomes.decided()
-	was := i.degraded
-	i.degraded = why != ""
+	g.outcomes.decided()
+	was := g.degraded
+	g.degraded = why != ""
 	switch {
-	case i.degraded && !was:
-		i.set(EventDegraded, why+"; see: pannier plugin logs "+i.name, func(*Status) {})
-	case was && !i.degraded:
-		i.set(EventHealthy, "its calls succeed again", func(*Status) {})
+	case g.degraded && !was:
+		g.i.set(EventDegraded, why+"; see: pannier plugin logs "+g.i.name, func(*Status) {})
+	case was && !g.degraded:
+		g.i.set(EventHealthy, "its calls succeed again", func(*Status) {})
 	}
 	return nil
 }

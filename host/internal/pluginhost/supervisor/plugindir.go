@@ -13,7 +13,6 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/hashicorp/go-version"
-	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/filewatch"
 	"github.com/pannier/pannier/host/internal/system/signing"
@@ -149,19 +148,6 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 	}
 }
 
-// openRegular opens a file without waiting for anything.
-func openRegular(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		_ = f.Close()
-		return nil, errors.Join(err, fmt.Errorf("%s is not a regular file", path))
-	}
-	return f, nil
-}
-
 // poll is used instead of a watch if that is impossible.
 func (s *Supervisor) poll(ctx context.Context) {
 	tick := time.NewTicker(rewatchEvery)
@@ -232,6 +218,6 @@ func (s *Supervisor) rescan() {
 		}
 	}
 	for _, i := range s.instances {
-		i.recheck()
+		i.procs.Recheck()
 	}
 }

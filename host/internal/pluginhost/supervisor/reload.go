@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+
+	"github.com/pannier/pannier/host/internal/managed"
 )
 
 // Reload takes over another configuration of the plugins, and returns those whose configuration differs from the
@@ -30,7 +32,7 @@ func (s *Supervisor) Reload(ctx context.Context, plugins []Plugin) (map[string]e
 		all.Go(func() {
 			err := ErrClosed
 			if i := s.known(name); i != nil {
-				_, err = s.order(ctx, i, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+				_, err = s.order(ctx, i, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 					return i.reload(ctx, gen, specIn(plugins, name))
 				})
 			}
@@ -84,7 +86,7 @@ func (s *Supervisor) known(name string) *instance {
 var errNotAllowed = errors.New("the configuration is not taken over")
 
 // reload takes over a configuration. Binaries that were refused are tried again if it may allow them now.
-func (i *instance) reload(ctx context.Context, gen *generation, spec Plugin) (*generation, error) {
+func (i *instance) reload(ctx context.Context, gen *generation, spec Plugin) (*managed.Process, error) {
 	was, refused := i.wanted, i.rec.Refused
 	i.wanted, i.spec = spec, spec.with(i.spec.settings())
 	clear(i.unfit)
@@ -101,7 +103,7 @@ func (i *instance) reload(ctx context.Context, gen *generation, spec Plugin) (*g
 	if err == nil {
 		i.set("", "", func(s *Status) { s.ConfigProblem = "" })
 	}
-	if not := errors.Join(i.checkAllowed(gen.sha), i.spec.checkVersion(gen.version)); not != nil {
+	if not := errors.Join(i.checkAllowed(gen.Run.SHA256), i.spec.checkVersion(gen.Run.Version)); not != nil {
 		i.wanted, i.spec, i.rec.Refused = was, was.with(i.spec.settings()), refused
 		return nil, errors.Join(fmt.Errorf("%w: %w", errNotAllowed, not), err, i.rec.save(i.sup.dir))
 	}

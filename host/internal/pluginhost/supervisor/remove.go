@@ -94,7 +94,14 @@ func (s *Supervisor) forget(i *instance) error {
 	}
 	s.imu.Unlock()
 	close(i.gone)
-	s.rescan() // its file may have come back, and another plugin may have been refused because of this one
+	s.imu.RLock()
+	for _, other := range s.instances {
+		if other.snapshot().DuplicateOf == i.name {
+			other.procs.Retry()
+		}
+	}
+	s.imu.RUnlock()
+	s.rescan() // its file may have come back
 	if err := s.collect(); err != nil {
 		i.log.Warn("old copies of plugins could not be removed", "error", err)
 	}

@@ -1,15 +1,15 @@
 package supervisor
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"strings"
+
+	"github.com/pannier/pannier/host/internal/managed"
 )
 
 // settings are what a process gets from its plugin's configuration when it starts. Those with which a copy served are
@@ -49,31 +49,11 @@ func (s settings) differences(other settings) string {
 	return strings.Join(names, ", ")
 }
 
-// launchDigest returns a digest of how a plugin's process is started, to notice changes.
-func (i *instance) launchDigest() string {
-	data, _ := json.Marshal([]any{ // strings and numbers: cannot fail
-		i.spec.Args, i.spec.Env, i.spec.User, i.sup.cfg.DieWithHost, i.spec.Group, i.spec.Limits, i.spec.Listen,
-		i.sup.cfg.HostIP,
-	})
-	return digest(data)
-}
-
-// configDigest returns a digest of the config block; empty if there is none.
-func (p Plugin) configDigest() string {
-	if p.Config == nil {
-		return ""
-	}
-	return digest(p.Config)
-}
-
-func digest(data []byte) string {
+// settingsDigest returns a digest of how a plugin's process is started and configured, to notice changes.
+func (i *instance) settingsDigest() string {
+	data, _ := json.Marshal([]any{i.spec.settings(), i.sup.cfg.DieWithHost, i.sup.cfg.HostIP}) // it cannot fail
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:8])
-}
-
-// hasSettings says whether a generation was started with the instance's settings.
-func (i *instance) hasSettings(gen *generation) bool {
-	return gen.record.Launch == i.launchDigest() && gen.record.Config == i.spec.configDigest()
 }
 
 // use chooses the settings of the next process of a copy: the configured ones. If these were refused, or if the copy
@@ -101,7 +81,7 @@ func (i *instance) recorded(sha string) (settings, bool) {
 // and when an operator asks for it.
 func (i *instance) refuseSettings(sha string, err error) bool {
 	was, ok := i.recorded(sha)
-	if !ok || i.unfit[sha] || isDuplicate(err) != "" || errors.As(err, &notCopied{}) || errors.Is(err, errChecksum) {
+	if !ok || i.unfit[sha] || isDuplicate(err) != "" || managed.IsNotTried(err) || errors.Is(err, managed.ErrChecksum) {
 		return false
 	}
 	changed := i.spec.settings().differences(was)
@@ -116,18 +96,4 @@ func (i *instance) refuseSettings(sha string, err error) bool {
 	}
 	i.set(EventConfigRefused, problem, func(s *Status) { s.ConfigProblem = problem })
 	return true
-}
-
-// serves records that the copy of a run serves, with the instance's settings.
-func (i *instance) serves(run *runRecord, src source) {
-	i.rec.serve(run)
-	i.rec.servedFrom(src.path)
-	i.rec.keepNewest(cmp.Or(i.spec.KeepVersions, defaultKeepVersions))
-	known := maps.Clone(i.rec.Settings) // the caller may go back to the old map
-	maps.DeleteFunc(known, func(sha string, _ settings) bool { return !i.rec.mayServe(sha) })
-	if known == nil {
-		known = map[string]settings{}
-	}
-	known[run.SHA256] = i.spec.settings()
-	i.rec.Settings = known
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/notify"
 	"github.com/pannier/pannier/sdk/wire"
@@ -35,7 +36,7 @@ type Supervisor struct {
 	runDir    string
 	lock      *os.File
 	authority *wire.Authority
-	store     *store
+	store     *managed.Store
 	metrics   *metrics
 
 	imu       sync.RWMutex
@@ -51,11 +52,8 @@ type Supervisor struct {
 	tailing  sync.WaitGroup     // readers of their logs, which end after them
 	stopTail context.CancelFunc
 
-	draining     sync.WaitGroup // retired generations that still have users
-	stopDraining chan struct{}  // closed when Close stops waiting for them
-
 	silence, unwell time.Duration // shorter in tests
-	busy            busyRule
+	busy            managed.BusyRule
 
 	stopToo atomic.Bool // StopWithHost
 	undo    atomic.Bool // StopStarted
@@ -73,9 +71,9 @@ func New(cfg Config) *Supervisor {
 		cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"),
 		metrics: newMetrics(),
 		silence: defaultSilence, unwell: defaultUnwell, busy: defaultBusy,
-		closing: make(chan struct{}), stopDraining: make(chan struct{}),
+		closing: make(chan struct{}),
 	}
-	s.store = newStore(s.dir, cfg.Signing)
+	s.store = managed.NewStore(s.dir)
 	s.plugins.Store(&cfg.Plugins)
 	return s
 }
@@ -197,7 +195,7 @@ func (s *Supervisor) launchInstance(i *instance) {
 	i.ended.Add(1)
 	s.running.Go(func() {
 		defer i.ended.Done()
-		i.run(i.ctx)
+		_ = i.procs.Run(i.ctx) // the status has the error
 	})
 	i.tailed.Add(1)
 	s.tailing.Go(func() {
@@ -213,7 +211,7 @@ func (s *Supervisor) retireRecord(ctx context.Context, name string) {
 	i := newInstance(s, name, Plugin{Name: name})
 	var err error
 	if i.rec, err = loadRecord(s.dir, name); err == nil {
-		if err = i.clearAll(ctx, s.cfg.StopTimeout); err == nil {
+		if err = i.procs.ClearAll(ctx, s.cfg.StopTimeout); err == nil {
 			err = os.Remove(recordPath(s.dir, name))
 		}
 	}
@@ -236,8 +234,6 @@ func (s *Supervisor) Close() error {
 		}
 		s.cancel()
 		s.running.Wait()
-		close(s.stopDraining)
-		s.draining.Wait()
 		s.stopTail()
 		s.tailing.Wait()
 		if s.runDir != filepath.Join(s.dir, "run") {
@@ -300,7 +296,7 @@ func (s *Supervisor) acquire(ctx context.Context, name string, forCall bool) (Ha
 		return Handle{}, err
 	}
 	return Handle{
-		Conn: counted{gen.conn, gen}, Kind: gen.kind, Version: gen.version, Retired: gen.retiring, Ended: gen.run.proc.Done(),
+		Conn: counted{gen.conn, gen}, Kind: gen.Run.Kind, Version: gen.Run.Version, Retired: gen.retiring, Ended: gen.Done(),
 		Release: release,
 	}, nil
 }

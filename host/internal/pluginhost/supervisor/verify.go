@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/signing"
 )
@@ -68,19 +69,24 @@ func (s *Supervisor) verify(ctx context.Context, path string) (v Verified, err e
 	defer tailing.Wait()
 	defer stopTail()
 
-	gen, err := i.launch(ctx, source{path: path})
+	sha, err := i.procs.Sum(path)
 	if err != nil {
 		return v, err
 	}
-	defer func() { err = errors.Join(err, i.end(ctx, gen)) }()
-	v.Kind, v.Version, v.SHA256 = gen.kind, gen.version, gen.sha
+	p, err := i.procs.Launch(ctx, managed.Source{SHA256: sha, Path: path}, nil)
+	if err != nil {
+		return v, err
+	}
+	defer func() { err = errors.Join(err, i.procs.End(ctx, p)) }()
+	gen := of(p)
+	v.Kind, v.Version, v.SHA256 = p.Run.Kind, p.Run.Version, p.Run.SHA256
 	if _, name, _ := strings.Cut(gen.identity, "/"); !strings.HasPrefix(name, "sha256:") {
 		v.Name = name
 	}
 	v.Healthy, v.Message = gen.firstHealth.healthy, gen.firstHealth.message
 	if v.Known {
-		if kind := serving.snapshot().Kind; kind != "" && kind != gen.kind {
-			return v, fmt.Errorf("it is of kind %s, and plugin %q is of kind %s", gen.kind, serving.name, kind)
+		if kind := serving.snapshot().Kind; kind != "" && kind != v.Kind {
+			return v, fmt.Errorf("it is of kind %s, and plugin %q is of kind %s", v.Kind, serving.name, kind)
 		}
 	}
 	return v, i.probe(ctx, gen)
@@ -113,6 +119,7 @@ func (s *Supervisor) newVerifier(name, path string) *instance {
 	i.path, i.log = path, i.log.Named("verify")
 	i.rec = record{Format: recordFormat, Name: "verify." + id}
 	i.logPath = filepath.Join(s.dir, ".verify-"+id+".log") // swept by the next host
+	i.manage()
 	return i
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/pannier/pannier/host/internal/managed"
 )
 
 // Version is a binary of a plugin that can be brought back, waits, or was refused.
@@ -29,12 +31,12 @@ func (i *instance) versions() []Version {
 		n := slices.IndexFunc(all, func(v Version) bool { return v.SHA256 == sha })
 		if n < 0 {
 			n = len(all)
-			all = append(all, Version{SHA256: sha, Version: i.rec.versionOf(sha)})
+			all = append(all, Version{SHA256: sha, Version: i.rec.VersionOf(sha)})
 		}
 		return &all[n]
 	}
 	for _, k := range i.rec.Kept {
-		if i.sup.store.has(k.SHA256, i.name) {
+		if i.sup.store.Has(k.SHA256, i.name) {
 			v := at(k.SHA256)
 			v.From, v.Until, v.Kept = k.From, k.Until, true
 		}
@@ -42,20 +44,20 @@ func (i *instance) versions() []Version {
 	files, _ := i.allowed()
 	waits := i.rec.Pinned != ""
 	for _, f := range files {
-		known, ok := i.sums[f.path]
+		sha, ok := i.procs.Known(f.path)
 		if !ok {
 			if f.version != nil { // an older one, which nobody needed to look into
 				all = append(all, Version{Version: f.version.String(), File: f.path})
 			}
 			continue
 		}
-		v := at(known.SHA256)
+		v := at(sha)
 		v.File = f.path
 		if v.Version == "" && f.version != nil {
 			v.Version = f.version.String()
 		}
-		if _, no := i.rec.Refused[known.SHA256]; !no && waits {
-			v.Waits = known.SHA256 != i.rec.Pinned
+		if _, no := i.rec.Refused[sha]; !no && waits {
+			v.Waits = sha != i.rec.Pinned
 			waits = false
 		}
 	}
@@ -72,7 +74,7 @@ const minSumDigits = 6
 // its checksum.
 func (i *instance) resolve(name string) (sha string, err error) {
 	sum := strings.TrimPrefix(strings.ToLower(name), "sha256:")
-	if hexSum().MatchString(sum) {
+	if managed.IsSum(sum) {
 		return sum, nil
 	}
 	var found []Version

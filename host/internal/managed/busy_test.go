@@ -1,4 +1,4 @@
-package supervisor
+package managed
 
 import (
 	"testing"
@@ -7,7 +7,7 @@ import (
 
 // A process is reported as busy once in each spell of a minute.
 func TestSpell(t *testing.T) {
-	busy := busyRule{cores: 0.9, after: time.Minute}
+	busy := BusyRule{Cores: 0.9, After: time.Minute}
 	began := time.Now()
 	for name, row := range map[string]struct {
 		cores []float64 // in each 10 s

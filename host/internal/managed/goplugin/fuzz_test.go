@@ -1,4 +1,4 @@
-package supervisor
+package goplugin
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/sdk/wire"
 )
 
@@ -59,8 +60,9 @@ func FuzzHandshake(f *testing.F) {
 		f.Add([]byte(line))
 	}
 	f.Fuzz(func(t *testing.T, prints []byte) {
-		p := &printer{pluginRunner: newRunner(), prints: prints, ended: make(chan struct{})}
-		p.runDir = dir
+		p := &printer{
+			pluginRunner: newRunner(&managed.Process{Run: &managed.Run{Dir: dir}}), prints: prints, ended: make(chan struct{}),
+		}
 		client := goplugin.NewClient(&goplugin.ClientConfig{
 			HandshakeConfig: wire.Handshake, VersionedPlugins: wire.Plugins(nil),
 			AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC}, TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13},
