@@ -5,6 +5,7 @@ const (
 	supervisorPkg   = "./host/internal/pluginhost/supervisor"
 	devicesPkg      = "./host/internal/workload/devices"
 	hostservicesPkg = "./host/internal/pluginhost/hostservices"
+	managedPkg      = "./host/internal/managed"
 	driversPkg      = "./host/internal/csi/drivers"
 	apiserverPkg    = "./host/internal/apiserver"
 )
@@ -13,16 +14,16 @@ const (
 var plugins = []mutant{
 	{
 		name: "serves-unsynced", promise: "after a loss of power the copy of a plugin that served is there",
-		in: "host/internal/pluginhost/supervisor", decl: "store.place",
-		old: "	if err := s.sync(temp); err != nil {\n",
+		in: "host/internal/managed", decl: "Store.place",
+		old: "	if err := s.Sync(temp); err != nil {\n",
 		new: "	if err := error(nil); err != nil {\n",
-		pkg: supervisorPkg, run: "^TestCopyAfterALossOfPower$",
+		pkg: managedPkg, run: "^TestCopyAfterALossOfPower$",
 	},
 	{
 		name: "original-runs", promise: "what was verified is what runs, also if the file changes after the look at it",
-		in: "host/internal/pluginhost/supervisor", decl: "instance.copyOf",
-		old: "		bin, unpin, err = i.sup.store.add(src.path, i.name, checksum)\n",
-		new: "		bin, unpin, err = i.sup.store.add(src.path, i.name, checksum)\n		bin.path = src.path\n",
+		in: "host/internal/managed", decl: "Set.copyOf",
+		old: "		bin, unpin, err = s.Store.Add(src.Path, s.Name, s.Admit)\n",
+		new: "		bin, unpin, err = s.Store.Add(src.Path, s.Name, s.Admit)\n		bin.Path = src.Path\n",
 		pkg: supervisorPkg, run: "^TestHowABinaryArrives$",
 	},
 	{
@@ -118,7 +119,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "plugin-misnamed", promise: "a file whose name has another version than its process reports does not take over",
-		in: "host/internal/pluginhost/supervisor", decl: "store.checkSigned",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.checkSigned",
 		old: "		return v, nil\n",
 		new: "		return nil, nil\n",
 		pkg: supervisorPkg, run: "^TestFileOfAnotherVersion$",
@@ -168,29 +169,29 @@ var plugins = []mutant{
 	{
 		name: "reload-of-a-driver-in-use", promise: "a driver in use keeps its process when its block changes",
 		in: "host/internal/csi/drivers", decl: "Registry.declare",
-		old: "rec.Launch.Runs == runs(spec) || len(r.users(spec)) == 0 {\n",
-		new: "rec.Launch.Runs == runs(spec) || len(r.users(spec)) >= 0 {\n",
+		old: "!rec.runsOtherwise(spec) || len(r.users(spec)) == 0 {\n",
+		new: "!rec.runsOtherwise(spec) || len(r.users(spec)) >= 0 {\n",
 		pkg: "./test/suite/e2e", run: "^TestReloadOfDrivers$",
 	},
 	{
 		name: "driver-in-place", promise: "a driver's program can be overwritten while it runs",
-		in: "host/internal/csi/drivers", decl: "instance.take",
-		old: "	run := runnable{path: i.copyPath(sha), sha: sha}\n",
-		new: "	run := runnable{path: i.copyPath(sha), sha: sha}\n	defer func() { made.path = i.spec.Command[0] }()\n",
+		in: "host/internal/managed", decl: "Set.copyOf",
+		old: "		bin, unpin, err = s.Store.Add(src.Path, s.Name, s.Admit)\n",
+		new: "		bin, unpin, err = s.Store.Add(src.Path, s.Name, s.Admit)\n		bin.Path = src.Path\n",
 		pkg: driversPkg, run: "^TestChangedProgramTakesOver$",
 	},
 	{
 		name: "broken-driver-kept", promise: "a driver's program that fails is rolled back",
-		in: "host/internal/csi/drivers", decl: "instance.rollBack",
-		old: " || !i.hasCopy(i.rec.Good) || ",
-		new: " || i.hasCopy(i.rec.Good) || ",
+		in: "host/internal/managed", decl: "Set.CanGoBack",
+		old: "	return !refused && s.Store.Has(",
+		new: "	return !refused && !s.Store.Has(",
 		pkg: driversPkg, run: "^TestBrokenProgramIsRolledBack$",
 	},
 	{
 		name: "driver-with-mounts-replaced", promise: "a driver that serves file systems in use is not replaced",
-		in: "host/internal/csi/drivers", decl: "instance.changedProgram",
-		old: "	if i.inUse() && process.ServesMounts(i.proc.PID()) {\n",
-		new: "	if !i.inUse() && process.ServesMounts(i.proc.PID()) {\n",
+		in: "host/internal/csi/drivers", decl: "instance.servesMounts",
+		old: "return i.inUse() && process",
+		new: "return !i.inUse() && process",
 		pkg: driversPkg, run: "^TestProgramThatServesMountsWaits$",
 	},
 	{
@@ -202,16 +203,16 @@ var plugins = []mutant{
 	},
 	{
 		name: "replaced-driver-cut-off", promise: "a driver's process that is replaced ends after its last call",
-		in: "host/internal/csi/drivers", decl: "instance.drain",
-		old: "busy && connected(b.launch.Socket);",
-		new: "busy && !connected(b.launch.Socket);",
+		in: "host/internal/csi/drivers", decl: "conn.Drain",
+		old: "	for connected(c.p.Run.Address) {\n",
+		new: "	for !connected(c.p.Run.Address) {\n",
 		pkg: driversPkg, run: "^TestProgramTakesOverBesideTheOld$",
 	},
 	{
 		name: "two-drivers-left", promise: "of two processes of a driver, the next agent leaves the one that serves",
-		in: "host/internal/csi/drivers", decl: "instance.findOrStart",
-		old: "	i.clearBeside(ctx)\n	if err := i.find(ctx); err != nil {\n		return false, err\n",
-		new: "	if err := i.find(ctx); err != nil {\n		return false, err\n",
+		in: "host/internal/managed", decl: "Set.serve",
+		old: "	s.clearOthers(ctx, p)\n",
+		new: "",
 		pkg: driversPkg, run: "^TestKillOfTheHostWithTwoProcesses$",
 	},
 	{
@@ -336,16 +337,16 @@ var plugins = []mutant{
 	},
 	{
 		name: "failures-not-compared", promise: "a generation is not rolled back for what failed before it too",
-		in: "host/internal/pluginhost/supervisor", decl: "instance.swapTo",
-		old: "	next.outcomes.before = gen.outcomes.tallies()\n",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.Move",
+		old: "		next.outcomes.before = old.outcomes.tallies()\n",
 		new: "",
 		pkg: supervisorPkg, run: "^TestFailuresOfBothGenerations$",
 	},
 	{
 		name: "hung-process-waited-for", promise: "a plugin's process that hangs holds up neither a swap nor its callers",
-		in: "host/internal/pluginhost/supervisor", decl: "instance.drainLater",
-		old: "			!gen.answers(ctx, i.sup.cfg.StopTimeout) {\n",
-		new: "			gen == nil {\n",
+		in: "host/internal/pluginhost/supervisor", decl: "generation.Drain",
+		old: "!g.answers(ctx, cfg.StopTimeout):\n",
+		new: "g == nil:\n",
 		pkg: supervisorPkg, run: "^TestAHungProcessIsReplaced$",
 	},
 	{
@@ -357,9 +358,9 @@ var plugins = []mutant{
 	},
 	{
 		name: "kept-copies-removed", promise: "the copies that served last can be brought back",
-		in: "host/internal/pluginhost/supervisor", decl: "Supervisor.collect",
-		old: "			keep[k.SHA256] = true\n",
-		new: "			_ = k\n",
+		in: "host/internal/managed", decl: "Record.Needs",
+		old: "		keep[k.SHA256] = true\n",
+		new: "		_ = k\n",
 		pkg: supervisorPkg, run: "^TestKeptVersions$",
 	},
 	{
@@ -379,7 +380,7 @@ var plugins = []mutant{
 	{
 		name: "canary-promoted-by-itself", promise: "a canary serves only when it is promoted",
 		in: "host/internal/pluginhost/supervisor", decl: "instance.startCanary",
-		old: "		i.rec.refuse(next.sha, canaryReason)\n",
+		old: "		i.rec.Refuse(src.SHA256, canaryReason)\n",
 		new: "",
 		pkg: supervisorPkg, run: "^TestACanaryServesOnlyWhenPromoted$",
 	},
@@ -406,15 +407,15 @@ var plugins = []mutant{
 	},
 	{
 		name: "config-in-place", promise: "a changed config block is tried in a new process before it replaces what serves",
-		in: "host/internal/pluginhost/supervisor", decl: "instance.bringUp",
-		old: "	if gen.record.Address == \"\" { // otherwise",
+		in: "host/internal/pluginhost/supervisor", decl: "generation.bringUp",
+		old: "	if g.Run.Address == \"\" { // otherwise",
 		new: "	if i.spec = i.wanted; true { // otherwise",
 		pkg: supervisorPkg, run: "^TestChangedConfigUnderLoad$",
 	},
 	{
 		name: "good-config-forgotten", promise: "while a changed config block is refused, a restart uses the one before it",
-		in: "host/internal/pluginhost/supervisor", decl: "instance.serves",
-		old: "	known[run.SHA256] = i.spec.settings()\n",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.Served",
+		old: "	known[p.Run.SHA256] = i.spec.settings()\n",
 		new: "",
 		pkg: supervisorPkg, run: "^TestRefusedConfigIsNotNeeded$",
 	},
@@ -448,8 +449,8 @@ var plugins = []mutant{
 	},
 	{
 		name: "copy-unsigned", promise: "the signature is checked of the copy that runs, not only of the file",
-		in: "host/internal/pluginhost/supervisor", decl: "store.add",
-		old: "	if bin.version, err = s.checkSigned(name, src, temp, proof); err != nil {\n",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.admit",
+		old: "	if i.promised, err = i.checkSigned(src, temp, proof); err != nil {\n",
 		new: "	if err != nil {\n",
 		pkg: supervisorPkg, run: "^TestSwappedAfterTheCheck$",
 	},
@@ -484,8 +485,8 @@ var plugins = []mutant{
 	{
 		name: "driver-restarted-in-use", promise: "a driver in use is not restarted for a changed configuration",
 		in: "host/internal/csi/drivers", decl: "Registry.declare",
-		old: "rec.Launch.Runs == runs(spec) || len(r.users(spec)) == 0 {",
-		new: "rec.Launch.Runs == runs(spec) || len(r.users(spec)) >= 0 {",
+		old: "!rec.runsOtherwise(spec) || len(r.users(spec)) == 0 {",
+		new: "!rec.runsOtherwise(spec) || len(r.users(spec)) >= 0 {",
 		pkg: driversPkg, run: "^TestChangedConfigurationWaits$",
 	},
 	{
@@ -518,8 +519,8 @@ var plugins = []mutant{
 	},
 	{
 		name: "left-forgotten", promise: "what a driver leaves behind is known after a restart of the agent, and ended",
-		in: "host/internal/csi/drivers", decl: "instance.keepLeft",
-		old: "	i.rec.Left = append(i.rec.Left, ref)\n",
+		in: "host/internal/managed", decl: "Set.cleared",
+		old: "		s.Record.Left = append(s.Record.Left, *run.Process)\n",
 		new: "",
 		pkg: driversPkg, run: "^TestWhatADriverLeaves$",
 	},

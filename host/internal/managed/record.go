@@ -120,7 +120,7 @@ func (r *Record) newRun(sha string) *Run {
 // Serve marks a run as the one that serves.
 func (r *Record) Serve(run *Run) {
 	r.Serving = run.Number
-	if r.Served == run.SHA256 {
+	if run.SHA256 == "" || r.Served == run.SHA256 {
 		return
 	}
 	if r.Served != "" {

@@ -303,7 +303,7 @@ func (s *Set) lost(ctx context.Context, p *Process, why error) {
 		grace = failedStop // for what the process left behind, or before it uses even more
 	}
 	err := s.clear(ctx, p.Run, grace, !overLimit && s.keepMounts()) // its children count too
-	if !died && p.Ended() && !exchange {
+	if !died && p.Ended() && !exchange && !overLimit {
 		why = fmt.Errorf("%w; the process then ended: %s", why, p.Exit())
 	}
 	// Callers still use the dead connection. If it were closed under them they would get Canceled, as if they had

@@ -1,6 +1,7 @@
 package drivers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -234,8 +235,8 @@ func showProcess(shown *hostv1.Driver, here drivers.Driver) {
 	shown.ProgramSha256, shown.ProgramProblem = here.Program, here.ProgramProblem
 	for _, w := range here.Swaps {
 		swap := &hostv1.DriverSwap{
-			At: call.Time(w.At), FromSha256: w.From, ToSha256: w.To, Overlap: w.Overlap, Refused: w.Refused,
-			Rollback: w.Rollback, Why: w.Why,
+			At: call.Time(w.At), FromSha256: w.From.SHA256, ToSha256: w.To.SHA256, Overlap: w.Overlap,
+			Refused: w.Error != "", Rollback: w.Rollback, Why: cmp.Or(w.Error, w.Why),
 		}
 		if w.Took > 0 {
 			swap.Took = durationpb.New(w.Took)

@@ -329,7 +329,7 @@ var testTiming = timing{
 	fingerprintEvery: 5 * time.Millisecond,
 	restartMin:       20 * time.Millisecond, restartMax: 500 * time.Millisecond, stable: 10 * time.Second,
 	retryMin: 5 * time.Millisecond, retryMax: 50 * time.Millisecond, unknownAfter: 300 * time.Millisecond,
-	leaveEvery: 10 * time.Millisecond, stopGrace: 5 * time.Second, measureEvery: 10 * time.Millisecond,
+	leaveEvery: 10 * time.Millisecond, stopGrace: 5 * time.Second,
 	programEvery: 10 * time.Millisecond,
 	tendEvery:    10 * time.Millisecond, leftGrace: time.Minute,
 }

@@ -13,8 +13,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/events"
-	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -25,9 +25,6 @@ var (
 	errForced  = errors.New("it is deregistered by force")
 	errRestart = errors.New("a restart was asked for")
 	errChanged = errors.New("its configuration has changed")
-	errProgram = errors.New("its program has changed")
-	// errTakenOver says that another process serves in the place of the one that was observed.
-	errTakenOver = errors.New("its new program has taken over")
 )
 
 // instance is one driver, or its controller apart, under one spec, and the owner of its goroutines.
@@ -38,14 +35,12 @@ type instance struct {
 
 	// Used by run alone.
 	rec         record
-	proc        *process.Process
+	procs       *managed.Set // if it has a command, or had one
 	startedOnce bool
-	fresh       bool      // this host started proc
-	unusedSince time.Time // of a driver with processes in rec.Left; zero: it is in use
-	printed     int64     // size of the log when this host started proc
-	programs    programs
-	beside      *beside // nil: there is none, or it is not followed (rec.Beside)
-	timing      bool    // the last swap in rec is not timed yet
+	unusedSince time.Time     // of a driver with processes in rec.Left; zero: it is in use
+	timing      bool          // the last swap in rec is not timed yet
+	stopWatch   func()        // ends the watch of the process that serves; nil: none does
+	gotHealthy  chan struct{} // holds a token when the process that serves has become healthy
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -80,8 +75,9 @@ func newInstance(r *Registry, rec record) *instance {
 		r: r, spec: rec.Spec, rec: rec,
 		log:  r.cfg.Logger.Named("driver." + strings.ReplaceAll(rec.Spec.key(), "/", ".")),
 		ran:  make(chan struct{}),
-		left: make(chan struct{}), superseded: make(chan struct{}),
+		left: make(chan struct{}), superseded: make(chan struct{}), gotHealthy: make(chan struct{}, 1),
 	}
+	i.manage()
 	i.ctx, i.cancel = context.WithCancelCause(context.Background())
 	i.state = "waiting for the driver's first answer"
 	i.driver = Driver{
@@ -128,24 +124,18 @@ func (i *instance) run(ctx context.Context) error {
 		i.showLeft()
 	}
 	switch {
+	case len(i.spec.Command) > 0 && !(i.retired && i.unused):
+		return i.supervise(ctx)
 	case i.retired && i.unused:
 		<-ctx.Done() // it is about to leave
-	case len(i.spec.Command) > 0:
-		i.supervise(ctx)
 	default:
-		if err := i.stopProcess(ctx, "it has no command any more", true); err != nil {
+		if err := i.clear(ctx, "it has no command any more"); err != nil {
 			i.log.Error("the driver's process of an earlier configuration runs on", "error", err)
 		}
 		i.watchAndTend(ctx)
 	}
 	if cause := context.Cause(ctx); !errors.Is(cause, errLeave) {
-		return i.stopProcess(ctx, cause.Error(), !errors.Is(cause, errForced))
-	}
-	if i.fresh && i.r.undo.Load() && !i.inUse() {
-		return i.stopProcess(ctx, errStop.Error(), true)
-	}
-	if i.proc != nil {
-		i.proc.Release()
+		return i.clear(ctx, cause.Error())
 	}
 	return nil
 }
@@ -177,6 +167,12 @@ func (i *instance) report(fp storage.Fingerprint) {
 	before, after := i.update(func(d *Driver) {
 		different = d.conclude(fp)
 		i.state = d.Message
+		if fp.Healthy && !i.wasHealthy {
+			select {
+			case i.gotHealthy <- struct{}{}:
+			default:
+			}
+		}
 		i.answered, i.wasHealthy = true, i.wasHealthy || fp.Healthy
 		d.checked = d.checked || !i.starting || fp.Healthy
 	})

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -129,7 +130,8 @@ func TestProgramTakesOverBesideTheOld(t *testing.T) {
 		check.NoError(t, <-inFlight)
 		h.onlyRuns(next.PID)
 		s := next.Swaps[len(next.Swaps)-1]
-		if !s.Overlap || s.Refused || s.Rollback || s.Took <= 0 || s.From != first.Program || s.To != next.Program {
+		if !s.Overlap || s.Error != "" || s.Rollback || s.Took <= 0 || s.From.SHA256 != first.Program ||
+			s.To.SHA256 != next.Program {
 			t.Errorf("recorded %+v", s)
 		}
 		first = next
@@ -168,8 +170,8 @@ func TestBadProgramBesideTheOld(t *testing.T) {
 			install(t, file, trailer, false)
 			d := h.wait("a", "refused", func(d Driver) bool { return len(d.Swaps) > 0 })
 			s := d.Swaps[0]
-			if d.PID != first.PID || !d.Healthy || !s.Refused || !s.Overlap || s.Took <= 0 || s.From != first.Program ||
-				!strings.Contains(s.Why, want) || !strings.Contains(d.ProgramProblem, "is refused") {
+			if d.PID != first.PID || !d.Healthy || !s.Overlap || s.Took <= 0 || s.From.SHA256 != first.Program ||
+				!strings.Contains(s.Error, want) || !strings.Contains(d.ProgramProblem, "is refused") {
 				t.Errorf("got %+v, want %q", d, want)
 			}
 			if n := calls(); n == 0 && trailer != "steal" {
@@ -207,7 +209,7 @@ func TestProgramThatTookOverIsRolledBack(t *testing.T) {
 		return n > 0 && d.Swaps[n-1].Rollback && d.Healthy && d.Program == first.Program
 	})
 	h.onlyRuns(d.PID)
-	if s := d.Swaps[0]; len(d.Swaps) != 2 || !s.Overlap || s.Refused {
+	if s := d.Swaps[0]; len(d.Swaps) != 2 || !s.Overlap || s.Error != "" {
 		t.Errorf("recorded %+v", d.Swaps)
 	}
 	h.wait("a", "timed", func(d Driver) bool { return d.Swaps[1].Took > 0 })
@@ -229,7 +231,7 @@ func TestKillOfTheHostWithTwoProcesses(t *testing.T) {
 			t.Cleanup(func() { cancel(); <-inFlight })
 			install(t, file, trailer, false)
 			rec := awaitRecord(t, h, func(r record) bool {
-				return r.Beside != nil && r.Beside.Process.PID != 0 && (trailer == "hang") == (r.Launch.Process.PID == first.PID)
+				return pidOf(beside(r)) != 0 && (trailer == "hang") == (pidOf(r.Current()) == first.PID)
 			})
 			check.NoError(t, cmd.Process.Kill())
 			cmd.Wait()
@@ -241,8 +243,8 @@ func TestKillOfTheHostWithTwoProcesses(t *testing.T) {
 			again.setUsers(heldBy)
 			again.open(spec)
 			d := again.healthy("a")
-			if d.PID != rec.Launch.Process.PID {
-				t.Errorf("got %+v, want %+v", d, rec.Launch)
+			if d.PID != pidOf(rec.Current()) {
+				t.Errorf("got %+v, want %+v", d, rec.Current())
 			}
 			again.onlyRuns(d.PID)
 			check.NoError(t, publish(t.Context(), d, h.dataDir))
@@ -252,6 +254,23 @@ func TestKillOfTheHostWithTwoProcesses(t *testing.T) {
 			again.onlyRuns(d.PID)
 		})
 	}
+}
+
+// beside returns the process next to the one that serves, or nil.
+func beside(r record) *managed.Run {
+	for _, run := range r.Runs {
+		if run != r.Current() {
+			return run
+		}
+	}
+	return nil
+}
+
+func pidOf(run *managed.Run) int {
+	if run == nil || run.Process == nil {
+		return 0
+	}
+	return run.Process.PID
 }
 
 func awaitRecord(t *testing.T, h *host, is func(record) bool) (r record) {
@@ -270,7 +289,7 @@ func awaitRecord(t *testing.T, h *host, is func(record) bool) (r record) {
 func TestEndWithTwoProcesses(t *testing.T) {
 	h, file, _ := twice(t, nil)
 	install(t, file, "hang", false)
-	awaitRecord(t, h, func(r record) bool { return r.Beside != nil && r.Beside.Process.PID != 0 })
+	awaitRecord(t, h, func(r record) bool { return pidOf(beside(r)) != 0 })
 	check.NoError(t, h.Close(false))
 	if now := running(t, h); len(now) != 1 {
 		t.Errorf("processes %v run", now)

@@ -16,170 +16,241 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/dustin/go-humanize"
-
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/trusted"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 // crashLoop is how many times in a row a process must end soon after its start
 // for that to be reported as a crash loop.
 const crashLoop = 3
 
-// supervise keeps the driver's process running until ctx ends, and leaves it running then: run
-// decides whether to stop it.
-func (i *instance) supervise(ctx context.Context) {
-	restart := newBackoff(i.r.timing.restartMin, i.r.timing.restartMax)
-	soon := 0 // how many times in a row it ended soon after its start
-	onStable := func() {
-		soon = 0
-		restart.Reset()
-		i.proved()
-		i.update(func(d *Driver) { d.CrashLoop = false })
+// manage makes the set of the driver's processes.
+func (i *instance) manage() {
+	key, t := i.spec.key(), i.r.timing
+	name := "driver"
+	if len(i.spec.Command) > 0 {
+		name = filepath.Base(i.spec.Command[0])
 	}
-	for {
-		fresh, err := i.findOrStart(ctx)
-		if errors.Is(err, errChanged) {
-			close(i.superseded)
-			<-ctx.Done()
-			return
-		}
-		why := fmt.Sprintf("it cannot be started: %v", err)
-		if err == nil {
-			why = i.follow(ctx, fresh, onStable)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if why == errProgram.Error() && i.proc == nil {
-			soon = 0
-			continue
-		}
-		soon++
-		if i.rollBack(why, soon) {
-			soon = 0
-			continue
-		}
-		wait := restart.NextBackOff()
-		i.ended(why, soon, wait)
-		if !sleep(ctx, wait) {
-			return
-		}
-	}
+	i.procs = managed.New(managed.Config{
+		Name: name, Store: managed.NewStore(copiesDir(i.r.cfg.DataDir, key)), Record: &i.rec.Record, Save: i.save, Owner: i,
+		Admit:   func(_, _, _, sha string) error { return i.spec.checkSum(sha) },
+		LogPath: i.logPath(), Log: i.log, StartTimeout: i.spec.HealthTimeout, StopTimeout: t.stopGrace,
+		Restart: managed.Restart{Min: t.restartMin, Max: t.restartMax, Stable: t.stable},
+		NewMeter: func(giveUp func(error)) *managed.Meter {
+			if i.spec.Limits == (process.Limits{}) {
+				return nil
+			}
+			const by = "its limits allow"
+			return managed.NewMeter(managed.Meter{Limits: i.spec.Limits, MemoryBy: by, ProcessesBy: by, GiveUp: giveUp})
+		},
+		Forget:     i.forgotten,
+		KeepMounts: func() bool { return i.inUse() && !errors.Is(context.Cause(i.ctx), errForced) },
+	})
 }
 
-// follow watches the driver while its process runs, and returns why the process ended. onStable is
-// called once the process has run long enough. When ctx ends first, the process keeps running, in
-// i.proc.
-func (i *instance) follow(ctx context.Context, fresh bool, onStable func()) (why string) {
-	defer i.endBeside(ctx)
-	why, above := i.observe(ctx, fresh, onStable)
-	for why == errTakenOver.Error() {
-		why, above = i.observe(ctx, true, onStable)
+// forgotten reports what a process has left behind, whose run is removed from the record.
+func (i *instance) forgotten(run *managed.Run) error {
+	if run.Process == nil || !slices.Contains(i.rec.Left, *run.Process) {
+		return nil
 	}
-	if why != "" {
-		if err := i.stopProcess(ctx, why, !above); err != nil {
-			i.log.Error("the driver's process could not be stopped", "error", err)
-		}
-		return why
+	if pids := process.Left(*run.Process); len(pids) > 0 {
+		i.event("left", fmt.Sprintf("processes %v of process %d stay: they may serve mounts", pids, run.Process.PID), nil)
 	}
-	if ctx.Err() != nil {
-		return "the host stops"
-	}
-	why = fmt.Sprintf("its process %d ended: %s", i.proc.PID(), i.proc.Exit())
-	i.bury(ctx)
-	return why
+	return nil
 }
 
-// observe returns when the process has ended or ctx has, or with a reason to end the process: it is
-// above a limit, or it is fresh and was never healthy within the driver's health timeout.
-func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (why string, above bool) {
+// supervise keeps the driver's process running until ctx ends, and stops it then or leaves it running (Stops).
+func (i *instance) supervise(ctx context.Context) error {
+	if err := os.MkdirAll(i.copies(), 0o711); err != nil { // the driver may run as another user
+		i.log.Error("the driver's program cannot be copied", "error", err)
+	}
+	helpers, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	whole := ctx // what goes on with another process
-	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	wg.Go(func() { i.watch(ctx) })
-	wg.Go(func() { i.tailLog(ctx) })
-
-	stable := time.NewTimer(i.r.timing.stable)
-	defer stable.Stop()
-	healthTimeout := time.NewTicker(i.spec.HealthTimeout)
-	defer healthTimeout.Stop()
-	measure := time.NewTicker(i.r.timing.measureEvery)
-	defer measure.Stop()
-	if i.spec.Limits == (process.Limits{}) {
-		measure.Stop()
+	wg.Go(func() {
+		if err := process.Tail(helpers, i.logPath(), i.log); err != nil {
+			i.log.Warn("the driver's output is not logged any more", "error", err)
+		}
+	})
+	wg.Go(func() { i.watchProgram(helpers) })
+	err := i.procs.Run(ctx)
+	if i.Stops(nil) && !i.procs.KeepMounts() {
+		err = errors.Join(err, i.endLeft(ctx))
 	}
+	if err != nil {
+		return fmt.Errorf("stop driver %q: %w", i.spec.key(), err)
+	}
+	return nil
+}
+
+func (i *instance) copies() string { return copiesDir(i.r.cfg.DataDir, i.spec.key()) }
+
+// clear stops the process of an earlier configuration.
+func (i *instance) clear(ctx context.Context, why string) error {
+	run := i.rec.Current()
+	there := run != nil && slices.Contains(process.Left(*run.Process), run.Process.PID)
+	err := i.procs.ClearAll(ctx, i.r.timing.stopGrace)
+	if !i.procs.KeepMounts() {
+		err = errors.Join(err, i.endLeft(ctx))
+	}
+	if err != nil {
+		return fmt.Errorf("stop driver %q: %w", i.spec.key(), err)
+	}
+	if there {
+		i.stopped(run.Process.PID, why)
+	}
+	return nil
+}
+
+// stopped reports that a process was stopped.
+func (i *instance) stopped(pid int, why string) {
+	i.update(func(d *Driver) {
+		d.PID, d.Healthy = 0, false
+		i.state = "stopped: " + why
+	})
+	i.event("stopped", fmt.Sprintf("process %d was stopped: %s", pid, why), map[string]string{"pid": strconv.Itoa(pid)})
+}
+
+// conn is a process of a driver. The storage plugin makes the calls.
+type conn struct {
+	i      *instance
+	p      *managed.Process
+	seen   storage.Fingerprint // of one that was tried
+	began  time.Time
+	late   time.Time // when it is looked at whether it is healthy
+	stable bool
+}
+
+func (i *instance) newConn(p *managed.Process) *conn {
+	now := time.Now()
+	return &conn{i: i, p: p, began: now, late: now.Add(i.spec.HealthTimeout)}
+}
+
+// Start starts a process of the command. The first one is up at once; one next to it when it is as good as that.
+func (i *instance) Start(ctx context.Context, p *managed.Process, bin managed.Binary, fork func(process.Spec) error,
+) (managed.Conn, error) {
+	socket, err := i.socketFor(p)
+	if err != nil {
+		return nil, managed.NewNotTried(err)
+	}
+	s := i.spec.on(socket)
+	env, err := environment(s, i.r.cfg.ReadSecret)
+	if err != nil {
+		return nil, managed.NewNotTried(err)
+	}
+	p.Run.Settings, p.Run.Address = runs(i.spec), socket
+	if p.Beside == nil { // it serves from its fork on: the next host finds it by the intent
+		i.rec.Serve(p.Run)
+		i.Served(p, managed.Source{})
+	}
+	if err := fork(process.Spec{
+		Token: process.NewToken(), Path: bin.Path, Name: s.Command[0], Args: s.Command[1:],
+		Env:  env,
+		Dir:  "/",
+		User: s.User, DieWithHost: i.r.cfg.DieWithHost,
+		NoNewPrivs: true, Limits: s.Limits,
+	}); err != nil {
+		return nil, err
+	}
+	c := i.newConn(p)
+	if p.Beside != nil {
+		i.event("trying", fmt.Sprintf("its program has changed: process %d is tried next to process %d, which serves",
+			p.PID(), p.Beside.PID()), nil)
+		c.seen, err = i.examine(ctx, p)
+	}
+	return c, err
+}
+
+// Reattach finds the process that an earlier host has started, unless its command is another one now.
+func (i *instance) Reattach(ctx context.Context, p *managed.Process) (managed.Conn, error) {
+	if i.waiting == nil && i.rec.runsOtherwise(i.spec) {
+		pid := p.PID()
+		if err := i.procs.Clear(ctx, p.Run, i.r.timing.stopGrace); err != nil {
+			return nil, err
+		}
+		i.stopped(pid, errChanged.Error())
+		return nil, errChanged
+	}
+	i.leadBack(p.Run)
+	return i.newConn(p), nil
+}
+
+// Move makes the endpoint lead to a process, and watches that.
+func (i *instance) Move(_ context.Context, from, to *managed.Process, _ *Swap, _ *time.Duration) error {
+	if from != nil {
+		if i.servesMounts(from) {
+			return managed.NewNotTried(errors.New("the process that serves has file systems in use"))
+		}
+		if err := i.lead(to.Run.Address); err != nil {
+			return managed.NewNotTried(err)
+		}
+		i.stopWatch()
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(i.ctx))
+	var wg sync.WaitGroup
+	i.stopWatch = func() { cancel(); wg.Wait() }
+	i.began(to)
+	wg.Go(func() { i.watch(ctx) })
+	return nil
+}
+
+// Lost ends the watch of a process.
+func (i *instance) Lost(ctx context.Context, p *managed.Process, why error) {
+	i.stopWatch()
+	if why == nil || p.Ended() {
+		return
+	}
+	if errors.Is(why, managed.ErrLimit) { // what is left is a part of it
+		if err := i.endLeft(ctx); err != nil {
+			i.log.Error("what earlier processes of the driver left behind could not be stopped", "error", err)
+		}
+	}
+	i.stopped(p.PID(), why.Error())
+}
+
+// Watch returns why the process has to be replaced: one that this host started was not healthy in time.
+func (c *conn) Watch(ctx context.Context) error {
+	i := c.i
+	stable := time.NewTimer(time.Until(c.began.Add(i.r.timing.stable)))
+	defer stable.Stop()
+	if c.stable {
+		stable.Stop()
+	}
+	late := time.NewTimer(time.Until(c.late))
+	defer late.Stop()
 	tend := time.NewTicker(i.r.timing.tendEvery)
 	defer tend.Stop()
-	watch := i.watchProgram()
-	defer watch.Stop()
-	changed := watch.Changed()
-	program := time.NewTimer(i.r.timing.programEvery)
-	defer program.Stop()
 	for {
-		var beside <-chan verdict
-		if i.beside != nil {
-			beside = i.beside.ended
-		}
 		select {
 		case <-stable.C:
-			onStable()
-		case <-healthTimeout.C:
-			if why := i.late(); why != "" && fresh {
-				return why, false
+			c.stable = true
+			i.proved(c.p.Run.SHA256)
+			i.update(func(d *Driver) { d.CrashLoop = false })
+		case <-late.C:
+			c.late = time.Now().Add(i.spec.HealthTimeout)
+			late.Reset(i.spec.HealthTimeout)
+			if why := i.late(); why != "" && !c.p.Found {
+				return errors.New(why)
 			}
-		case <-measure.C:
-			if why := exceeded(i.spec.Limits, i.proc.Usage()); why != "" {
-				return why, true
-			}
+		case <-i.gotHealthy:
+			i.timeSwap()
 		case <-tend.C:
 			i.tend(ctx)
-			program.Reset(0) // the file system may be one that reports no changes
-		case _, watched := <-changed:
-			if !watched {
-				changed = nil
-			}
-			program.Reset(0)
-		case <-program.C:
-			if changed == nil || !i.programSettled() {
-				program.Reset(i.r.timing.programEvery)
-			}
-			i.timeSwap()
-			i.giveUpOutdated()
-			switch {
-			case !i.changedProgram():
-			case i.mayOverlap():
-				i.try(whole)
-			default:
-				i.replaces()
-				return errProgram.Error(), false
-			}
-		case v := <-beside:
-			if i.judge(whole, v) {
-				return errTakenOver.Error(), false
-			}
-		case <-i.proc.Done():
-			return "", false
 		case <-ctx.Done():
-			return "", false
+			return nil
 		}
 	}
 }
 
-// exceeded returns which limit is exceeded; empty: none.
-func exceeded(l process.Limits, u process.Usage) (why string) {
-	switch {
-	case l.Memory > 0 && u.Memory > l.Memory:
-		return fmt.Sprintf("it uses %s of memory, its limits allow %s", humanize.IBytes(uint64(u.Memory)),
-			humanize.IBytes(uint64(l.Memory)))
-	case l.Processes > 0 && (u.Processes > l.Processes || u.Refused > 0):
-		return fmt.Sprintf("it wants more processes and threads than its limits allow: %d", l.Processes)
-	}
-	return ""
-}
+// Stop does nothing: a driver is asked by a signal.
+func (c *conn) Stop(context.Context) error { return nil }
+
+// Close does nothing: this host has no connection.
+func (c *conn) Close() {}
 
 // late returns why a process that was never healthy should end, once a storage plugin has checked it; empty: it was
 // healthy. Such a one is never ended for being slow: volumes are mounted through it.
@@ -193,29 +264,109 @@ func (i *instance) late() (why string) {
 	return fmt.Sprintf("it was not healthy within %s: %s", i.spec.HealthTimeout, i.driver.Message)
 }
 
-// bury cleans up after a process that ended by itself. Processes left in its group may serve a file
-// system: they stay while the driver is in use.
-func (i *instance) bury(ctx context.Context) {
-	ref := i.proc.Ref()
-	i.rec.Launch = nil
-	if i.inUse() {
-		i.proc.Release()
-		i.keepLeft(ref)
-	} else {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
-		defer cancel()
-		if err := i.proc.Stop(ctx); err != nil {
-			i.log.Error("what the driver's process left behind could not be stopped", "error", err)
+// Same says whether a process runs a program.
+func (i *instance) Same(p *managed.Process, src managed.Source) bool {
+	return src.SHA256 == p.Run.SHA256
+}
+
+// Examine is a part of Start.
+func (i *instance) Examine(context.Context, *managed.Process, *managed.Process) error { return nil }
+
+// Served records which program to go back to: the last one that worked.
+func (i *instance) Served(p *managed.Process, _ managed.Source) (undo func()) {
+	good := i.rec.Good
+	if p.Beside != nil && i.worked() {
+		i.rec.Good = p.Beside.Run.SHA256
+	}
+	i.rec.LastGood = i.rec.Good
+	i.rec.KeepNewest(2)
+	return func() { i.rec.Good = good }
+}
+
+// OnProbation says whether a failure of a program goes back to the one that worked before: it never got healthy, or has
+// ended several times in a row.
+func (i *instance) OnProbation(p *managed.Process, _ string, times int) bool {
+	return p == nil || !i.worked() || times >= crashLoop
+}
+
+// StartFailed is false: nothing changes by itself.
+func (i *instance) StartFailed(managed.Source, error) bool { return false }
+
+// Stops says whether the process ends with this instance.
+func (i *instance) Stops(p *managed.Process) bool {
+	return !errors.Is(context.Cause(i.ctx), errLeave) || p != nil && !p.Found && i.r.undo.Load() && !i.inUse()
+}
+
+// Inherited does nothing: the set ends what an earlier host had next to the process that serves.
+func (i *instance) Inherited(context.Context, *managed.Process, *managed.Run) {}
+
+// Report shows what has happened.
+func (i *instance) Report(e managed.Event) {
+	switch e.What {
+	case managed.Up:
+		i.collect()
+	case managed.Exchanging:
+		if i.worked() {
+			i.rec.Good = e.Swap.From.SHA256
+		}
+		i.swapped(e, "swapped", "its program has changed from sha256:%.12s to sha256:%.12s: it is restarted, and calls wait",
+			e.Swap.From.SHA256, e.Swap.To.SHA256)
+	case managed.Swapped:
+		i.swapped(e, "swapped", "its program has changed from sha256:%.12s to sha256:%.12s: process %d serves in the place of "+
+			"the one before, which ends after its last call", e.Swap.From.SHA256, e.Swap.To.SHA256, e.Process.PID())
+		c := e.Process.Conn.(*conn)
+		i.report(c.seen)
+	case managed.NotSwapped:
+		i.leadBack(e.Process.Run) // the new process may have been in the way
+		if managed.IsNotTried(e.Err) {
+			i.programIs("its program has changed, and waits: " + e.Err.Error())
+			return
+		}
+		i.swapped(e, "refused", "sha256:%.12s is refused, and sha256:%.12s serves on: %v", e.Swap.To.SHA256,
+			e.Swap.From.SHA256, e.Err)
+	case managed.RolledBack:
+		i.update(func(d *Driver) {
+			d.PID, d.Healthy, d.checked = 0, false, true
+			i.state = e.Err.Error()
+		})
+		i.swapped(e, "rolled-back", "sha256:%.12s is refused, and sha256:%.12s runs again: %v", e.Swap.From.SHA256,
+			e.Swap.To.SHA256, e.Err)
+	case managed.Ended, managed.Failed:
+		if !errors.Is(e.Err, errChanged) {
+			i.ended(e)
+		}
+	case managed.Drained:
+		i.showLeft()
+		i.collect()
+		if e.Err == nil {
+			i.event("stopped", fmt.Sprintf("process %d, which was replaced, has ended", e.Process.PID()), nil)
+		}
+	case managed.Stopped:
+		if e.Process != nil && e.Err == nil {
+			why := context.Cause(i.ctx)
+			if errors.Is(why, errLeave) {
+				why = errStop
+			}
+			i.stopped(e.Process.PID(), why.Error())
 		}
 	}
-	i.proc = nil
+}
+
+// swapped shows a change of the program, or a refused one.
+func (i *instance) swapped(e managed.Event, kind, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	i.timing = e.Swap.Took == 0
+	i.update(func(d *Driver) {
+		if d.Swaps, d.ProgramProblem = i.rec.Swaps, ""; kind == "refused" {
+			d.ProgramProblem = text
+		}
+	})
+	i.event(kind, text, nil)
 }
 
 // ended records that there is no process, and when the next one starts.
-func (i *instance) ended(why string, soon int, wait time.Duration) {
-	if said := process.LastWords(i.logPath(), i.printed); said != "" {
-		why += fmt.Sprintf("; it printed %q", said)
-	}
+func (i *instance) ended(e managed.Event) {
+	why, soon, wait := e.Err.Error(), e.Times, e.Wait
 	next := fmt.Sprintf("%s; the next start is in %s", why, wait.Round(100*time.Millisecond))
 	if soon >= crashLoop {
 		next = fmt.Sprintf("crash loop, %d times in a row: %s", soon, next)
@@ -238,127 +389,15 @@ func (i *instance) ended(why string, soon int, wait time.Duration) {
 	}
 }
 
-// tailLog writes the process's output into the host's log, under the driver's id.
-func (i *instance) tailLog(ctx context.Context) {
-	if err := process.Tail(ctx, i.logPath(), i.log); err != nil {
-		i.log.Warn("the driver's output is not logged any more", "error", err)
-	}
-}
-
 // defaultPath is the PATH of drivers if the host has none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// findOrStart sets i.proc to the process that an earlier host started, if its command is still the
-// spec's or another one waits, else to a new one (fresh). It starts none while another
-// configuration waits (errChanged).
-func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
-	i.clearBeside(ctx)
-	if err := i.find(ctx); err != nil {
-		return false, err
+// socketFor returns where a new process has to listen.
+func (i *instance) socketFor(p *managed.Process) (string, error) {
+	if p.Beside != nil {
+		return i.freeSocket("")
 	}
-	if i.proc != nil && i.waiting == nil && i.rec.Launch.Runs != runs(i.spec) {
-		if err := i.stopProcess(ctx, errChanged.Error(), true); err != nil {
-			return false, err
-		}
-	}
-	if i.proc != nil {
-		i.fresh = false
-		i.leadBack()
-		i.begun("found", fmt.Sprintf("found process %d, which an earlier host started", i.proc.PID()))
-		return false, i.save() // it may have been an intent only
-	}
-	if i.waiting != nil {
-		return false, errChanged
-	}
-	if err := i.startProcess(ctx); err != nil {
-		return true, err
-	}
-	i.fresh = true
-	i.begun("started", fmt.Sprintf("started process %d", i.proc.PID()))
-	return true, nil
-}
-
-// find looks for the recorded process. If it has ended, i.proc stays nil, and what it left behind is
-// cleaned up unless volumes are mounted through the driver (see bury).
-func (i *instance) find(ctx context.Context) error {
-	if i.proc != nil || i.rec.Launch == nil {
-		return nil
-	}
-	proc, err := process.Find(ctx, i.rec.Launch.Process)
-	if errors.Is(err, process.ErrGone) {
-		ref := i.rec.Launch.Process
-		i.rec.Launch = nil
-		if i.inUse() {
-			i.keepLeft(ref)
-			return nil
-		}
-		ctx, cancel := context.WithTimeout(ctx, i.r.timing.stopGrace)
-		defer cancel()
-		return process.Clean(ctx, ref)
-	}
-	if err != nil {
-		return fmt.Errorf("look for the driver's process: %w", err)
-	}
-	i.proc = proc
-	i.rec.Launch.Process = proc.Ref()
-	return nil
-}
-
-// startProcess starts the command in the place of a process that has ended.
-func (i *instance) startProcess(ctx context.Context) error {
-	run, err := i.program()
-	if err != nil {
-		return err
-	}
-	socket, err := i.freshSocket()
-	if err != nil {
-		return err
-	}
-	i.rec.Ran = run.sha
-	i.proc, err = i.begin(ctx, run, socket, &i.rec.Launch)
-	return err
-}
-
-// begin starts a process of the command, which listens on a socket. It is recorded in at before it starts and after.
-func (i *instance) begin(ctx context.Context, run runnable, socket string, at **launch) (*process.Process, error) {
-	s := i.spec.on(socket)
-	env, err := environment(s, i.r.cfg.ReadSecret)
-	if err != nil {
-		return nil, err
-	}
-	spec := process.Spec{
-		Token: process.NewToken(), Path: run.path, Name: s.Command[0], Args: s.Command[1:],
-		Env:     env,
-		Dir:     "/",
-		User:    s.User,
-		LogPath: i.logPath(), DieWithHost: i.r.cfg.DieWithHost,
-		NoNewPrivs: true, Limits: s.Limits,
-	}
-	*at = &launch{Runs: runs(i.spec), Process: spec.Intent(), SHA256: run.sha}
-	if socket != i.spec.socket() {
-		(*at).Socket = socket
-	}
-	if err := i.save(); err != nil {
-		*at = nil
-		return nil, err
-	}
-	i.printed = process.LogSize(i.logPath())
-	proc, err := process.Start(spec)
-	if err != nil {
-		*at = nil
-		return nil, program.ExplainExec(err, spec.Path)
-	}
-	(*at).Process = proc.Ref()
-	if err := i.save(); err != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
-		defer cancel()
-		if stopErr := proc.Stop(ctx); stopErr != nil {
-			return nil, errors.Join(err, stopErr) // the record finds it again
-		}
-		*at = nil
-		return nil, err
-	}
-	return proc, nil
+	return i.freshSocket()
 }
 
 // checkProgram refuses a program that others than the host's own users could replace, or one with
@@ -448,62 +487,26 @@ func (i *instance) clearSocket(socket string) error {
 	return nil
 }
 
-// begun records a new or found process, and resets what was known of the one before it.
-func (i *instance) begun(kind, message string) {
+// began shows a new or found process, and resets what was known of the one before it.
+func (i *instance) began(p *managed.Process) {
+	kind, message := "started", fmt.Sprintf("started process %d", p.PID())
+	switch {
+	case p.Found:
+		kind, message = "found", fmt.Sprintf("found process %d, which an earlier host started", p.PID())
+	case p.Beside != nil:
+		message = fmt.Sprintf("process %d has taken over", p.PID())
+	}
 	i.update(func(d *Driver) {
-		if kind == "started" && i.startedOnce {
+		if !p.Found && i.startedOnce {
 			d.Restarts++
 		}
 		i.startedOnce = true
-		i.answered, i.wasHealthy, i.starting = false, false, kind == "started"
-		i.programs.last = i.rec.Launch.SHA256
-		d.Program, d.Swaps = i.rec.Launch.SHA256, i.rec.Swaps
-		d.PID, d.Started = i.proc.PID(), i.proc.Ref().StartTime
+		i.answered, i.wasHealthy, i.starting = false, false, !p.Found
+		d.Program, d.Swaps = p.Run.SHA256, i.rec.Swaps
+		d.PID, d.Started = p.PID(), p.Run.Process.StartTime
 		i.state = "waiting for the driver's first answer"
 	})
-	i.event(kind, message, map[string]string{"pid": strconv.Itoa(i.proc.PID())})
-}
-
-// stopProcess stops the driver's process and its process group, if there is one, and records that
-// there is none. With keepMounts, the children of a driver in use that serve mounts stay; else what
-// earlier processes have left is stopped too. It has its own deadline when ctx has ended. On an error
-// the record stays, so that the process can still be found.
-func (i *instance) stopProcess(ctx context.Context, why string, keepMounts bool) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
-	defer cancel()
-	i.clearBeside(ctx)
-	if err := i.find(ctx); err != nil {
-		return err
-	}
-	keepMounts = keepMounts && i.inUse()
-	if !keepMounts {
-		if err := i.endLeft(ctx); err != nil {
-			return fmt.Errorf("stop what is left of driver %q: %w", i.spec.ID, err)
-		}
-	}
-	if i.proc == nil {
-		return nil
-	}
-	pid, ref := i.proc.PID(), i.proc.Ref()
-	stop := func(ctx context.Context) ([]int, error) { return nil, i.proc.Stop(ctx) }
-	if keepMounts {
-		stop = i.proc.StopKeepingMounts
-	}
-	kept, err := stop(ctx)
-	if err != nil {
-		i.proc = nil // Stop has released it; the record finds it again
-		return fmt.Errorf("stop driver %q: %w", i.spec.key(), err)
-	}
-	i.proc, i.rec.Launch = nil, nil
-	if len(kept) > 0 {
-		i.keepLeft(ref)
-	}
-	i.update(func(d *Driver) {
-		d.PID, d.Healthy = 0, false
-		i.state = "stopped: " + why
-	})
-	i.event("stopped", fmt.Sprintf("process %d was stopped: %s", pid, why), map[string]string{"pid": strconv.Itoa(pid)})
-	return i.save()
+	i.event(kind, message, map[string]string{"pid": strconv.Itoa(p.PID())})
 }
 
 func (i *instance) save() error { return i.rec.save(i.r.cfg.DataDir) }

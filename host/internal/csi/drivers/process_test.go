@@ -15,6 +15,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/test/lib/check"
@@ -169,7 +170,10 @@ func TestProcessIsFoundByItsIntent(t *testing.T) {
 	run := process.Spec{
 		Token: process.NewToken(), Path: spec.Command[0], Args: spec.Command[1:], Env: env, LogPath: logPath(dataDir, "a"),
 	}
-	rec := record{Spec: spec, Launch: &launch{Runs: runs(spec), Process: run.Intent()}}
+	intent := run.Intent()
+	rec := record{Spec: spec, Record: managed.Record{Serving: 1, Runs: []*managed.Run{
+		{Number: 1, Settings: runs(spec), Address: spec.socket(), Process: &intent},
+	}}}
 	check.NoError(t, rec.save(dataDir))
 	proc, err := process.Start(run)
 	check.NoError(t, err)
@@ -180,8 +184,8 @@ func TestProcessIsFoundByItsIntent(t *testing.T) {
 	}
 	h.mustNotHaveHappened("started")
 	rec, err = loadRecord(recordPath(dataDir, "a"), "a")
-	if err != nil || rec.Launch == nil || rec.Launch.Process != proc.Ref() {
-		t.Errorf("recorded %+v, %v", rec.Launch, err)
+	if err != nil || rec.Current() == nil || *rec.Current().Process != proc.Ref() {
+		t.Errorf("recorded %+v, %v", rec.Current(), err)
 	}
 }
 

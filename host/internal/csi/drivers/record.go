@@ -12,7 +12,7 @@ import (
 	"slices"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
@@ -20,23 +20,16 @@ import (
 type record struct {
 	Version int  `json:"version"`
 	Spec    Spec `json:"spec"`
-	// Launch is written before a process is started (an intent) and after: a host that died in
-	// between finds the process by the intent's token.
-	Launch *launch `json:"launch,omitempty"`
-	// Beside is a process next to that of Launch: one that is tried, or one that was replaced and ends (overlap.go). The
-	// next host ends it.
-	Beside *launch `json:"beside,omitempty"`
-	// Left are earlier processes of the driver of which something is left, such as children that serve mounts. It is
-	// ended when the driver is not in use any more.
-	Left []process.Ref `json:"left,omitempty"`
-	// Program is the file that the copies are of (see programs.go), Ran the checksum of the one that was started last, and
-	// Good of the one to go back to.
+	managed.Record
+	// Program is the file that the copies are of (see programs.go), and Good the checksum of the one that worked last.
 	Program string `json:"program,omitempty"`
-	Ran     string `json:"ran,omitempty"`
 	Good    string `json:"good,omitempty"`
-	// Refused are copies that failed while Good worked, with the reason.
-	Refused map[string]string `json:"refused,omitempty"`
-	Swaps   []Swap            `json:"swaps,omitempty"` // the newest last, at most maxSwaps
+}
+
+// runsOtherwise says whether there is a process that cannot serve the spec.
+func (r record) runsOtherwise(spec Spec) bool {
+	run := r.Current()
+	return run != nil && run.Settings != runs(spec)
 }
 
 // runningAs returns a new spec with the settings of the process that runs, and the names of those that differ.
@@ -55,16 +48,6 @@ func (r record) runningAs(spec Spec) (effective Spec, changed []string) {
 	spec.Command, spec.User, spec.Endpoint, spec.Checksum, spec.Limits = was.Command, was.User, was.Endpoint, was.Checksum,
 		was.Limits
 	return spec, changed
-}
-
-// launch is one start of the driver's process.
-type launch struct {
-	Runs    string      `json:"runs"` // digest of what was started: see runs
-	Process process.Ref `json:"process"`
-	// SHA256 is the checksum of the copy that it runs from; empty: it runs from its file.
-	SHA256 string `json:"sha256,omitempty"`
-	// Socket is its own one, to which the endpoint leads while it serves; empty: it listens on the endpoint.
-	Socket string `json:"socket,omitempty"`
 }
 
 const recordVersion = 1

@@ -6,9 +6,8 @@
 // Each driver has an instance with its own goroutines. If its controller is another process than its node service, it
 // has two, which know nothing of each other: Get and List join what they know.
 //
-//   - run starts the process, or finds the one that an earlier host started, and restarts it when it
-//     exits. Beside it, watch holds the fingerprint stream. A driver without a command has only
-//     watch.
+//   - run has package managed run the process, if the driver has a command: process.go is what that asks of a
+//     driver. Beside it, watch holds the fingerprint stream.
 //   - leave removes a registered driver that has stopped, one that is gone from the
 //     configuration, and one that its plugin brings no more (brought.go). None is removed while a
 //     volume is mounted through it.
@@ -102,7 +101,6 @@ type timing struct {
 	unknownAfter     time.Duration // without a report of the storage plugin
 	leaveEvery       time.Duration // between two checks whether a driver should leave
 	stopGrace        time.Duration // between SIGTERM and SIGKILL
-	measureEvery     time.Duration // between two checks of a process's limits
 	programEvery     time.Duration // between two looks at the file of its program
 	tendEvery        time.Duration // between two looks at what earlier processes have left
 	leftGrace        time.Duration // for that to end by itself once the driver is not in use
@@ -118,7 +116,6 @@ var defaultTiming = timing{
 	unknownAfter:     10 * time.Second,
 	leaveEvery:       time.Second,
 	stopGrace:        10 * time.Second,
-	measureEvery:     time.Second,
 	programEvery:     500 * time.Millisecond,
 	tendEvery:        10 * time.Second,
 	leftGrace:        time.Minute,
@@ -191,7 +188,7 @@ func (r *Registry) undeclared(rec record, retired bool) *instance {
 // declare makes the instance of a declared driver. While the driver is in use, a process that runs under another
 // configuration keeps running, and the declared one waits.
 func (r *Registry) declare(rec record, spec Spec) *instance {
-	if rec.Launch == nil || rec.Launch.Runs == runs(spec) || len(r.users(spec)) == 0 {
+	if !rec.runsOtherwise(spec) || len(r.users(spec)) == 0 {
 		rec.Spec = spec
 		return newInstance(r, rec)
 	}

@@ -129,7 +129,7 @@ func (i *instance) follows(before *instance) {
 	was := before.snapshot()
 	i.startedOnce, i.driver.Restarts = before.startedOnce, was.Restarts
 	same := i.spec.Endpoint == was.Endpoint && i.spec.Plugin == was.Plugin && i.spec.Type == was.Type &&
-		(i.rec.Launch == nil || i.waiting != nil || i.rec.Launch.Runs == runs(i.spec))
+		(i.waiting != nil || !i.rec.runsOtherwise(i.spec))
 	if !same || !was.Healthy {
 		return
 	}
