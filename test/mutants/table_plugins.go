@@ -119,7 +119,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "plugin-misnamed", promise: "a file whose name has another version than its process reports does not take over",
-		in: "host/internal/pluginhost/supervisor", decl: "instance.checkSigned",
+		in: "host/internal/pluginhost/supervisor", decl: "binaries.checkSigned",
 		old: "		return v, nil\n",
 		new: "		return nil, nil\n",
 		pkg: supervisorPkg, run: "^TestFileOfAnotherVersion$",
@@ -196,7 +196,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "overlap-loses-what-is-used", promise: "a driver's new program that lost an ability is refused next to the old one",
-		in: "host/internal/csi/drivers", decl: "instance.examine",
+		in: "host/internal/csi/drivers", decl: "conn.examine",
 		old: "			if len(lost) > 0 {\n",
 		new: "			if len(lost) > 9 {\n",
 		pkg: driversPkg, run: "^TestBadProgramBesideTheOld$",
@@ -337,7 +337,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "failures-not-compared", promise: "a generation is not rolled back for what failed before it too",
-		in: "host/internal/pluginhost/supervisor", decl: "instance.Move",
+		in: "host/internal/pluginhost/supervisor", decl: "transport.Move",
 		old: "		next.outcomes.before = old.outcomes.tallies()\n",
 		new: "",
 		pkg: supervisorPkg, run: "^TestFailuresOfBothGenerations$",
@@ -414,7 +414,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "good-config-forgotten", promise: "while a changed config block is refused, a restart uses the one before it",
-		in: "host/internal/pluginhost/supervisor", decl: "instance.Served",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.serves",
 		old: "	known[p.Run.SHA256] = i.spec.settings()\n",
 		new: "",
 		pkg: supervisorPkg, run: "^TestRefusedConfigIsNotNeeded$",
@@ -449,7 +449,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "copy-unsigned", promise: "the signature is checked of the copy that runs, not only of the file",
-		in: "host/internal/pluginhost/supervisor", decl: "instance.admit",
+		in: "host/internal/pluginhost/supervisor", decl: "binaries.admit",
 		old: "	if i.promised, err = i.checkSigned(src, temp, proof); err != nil {\n",
 		new: "	if err != nil {\n",
 		pkg: supervisorPkg, run: "^TestSwappedAfterTheCheck$",
@@ -512,7 +512,7 @@ var plugins = []mutant{
 	},
 	{
 		name: "brought-removed-in-use", promise: "a driver that its plugin brings no more stays while it is in use",
-		in: "host/internal/csi/drivers", decl: "instance.leave",
+		in: "host/internal/csi/drivers", decl: "leaver.run",
 		old: "len(users) > 0 && !i.unused {",
 		new: "len(users) > 0 && !i.unused && i.spec.Source != SourcePlugin {",
 		pkg: driversPkg, run: "^TestBroughtDrivers$",

@@ -20,8 +20,9 @@ type File struct {
 
 // Source is what a process is started from.
 type Source struct {
-	SHA256 string // empty: from the file itself
-	Path   string // the file; empty: the copy that is kept
+	SHA256  string // as far as it is known
+	Path    string // the file that is copied; empty: the copy is kept already
+	InPlace bool   // it is not copied
 }
 
 // hashed is the checksum of a file as it was when last read.

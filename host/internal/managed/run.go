@@ -78,7 +78,7 @@ func (s *Set) Run(ctx context.Context) error {
 			continue
 		}
 		up := time.Now()
-		s.Owner.Report(Event{What: Up, Process: p})
+		s.Report(Event{What: Up, Process: p})
 		var why error
 		if p, why = s.serve(ctx, p); ctx.Err() != nil {
 			break
@@ -102,10 +102,8 @@ func (s *Set) Run(ctx context.Context) error {
 func (s *Set) bring(ctx context.Context) (p *Process, err error) {
 	if !s.ready {
 		// Without the record we do not know what runs, so nothing may be started.
-		if s.Ready != nil {
-			if err := s.Ready(); err != nil {
-				return nil, Permanent{err}
-			}
+		if err := s.Ready(); err != nil {
+			return nil, Permanent{err}
 		}
 		s.ready = true
 		if p, err = s.reattach(ctx); p != nil || err != nil {
@@ -116,20 +114,20 @@ func (s *Set) bring(ctx context.Context) (p *Process, err error) {
 	if err := s.ClearAll(ctx, s.StopTimeout); err != nil {
 		return nil, err
 	}
-	src, err := s.Owner.Choose(ctx, nil)
+	src, err := s.Choose(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
-	if p, err = s.Launch(ctx, src, nil); err != nil && ctx.Err() == nil && s.Owner.StartFailed(src, err) {
+	if p, err = s.Launch(ctx, src, nil); err != nil && ctx.Err() == nil && s.StartFailed(src, err) {
 		p, err = s.Launch(ctx, src, nil)
 	}
 	if err != nil {
 		return nil, err
 	}
 	s.Record.Serve(p.Run)
-	s.Owner.Served(p, src)
+	s.Served(p, src)
 	if err = s.Save(); err == nil {
-		err = s.Owner.Move(ctx, nil, p, nil, nil)
+		err = s.Move(ctx, nil, p, nil, nil)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.End(ctx, p))
@@ -175,11 +173,11 @@ func (s *Set) tryReattach(ctx context.Context, run *Run) (p *Process, err error)
 		p.proc = proc
 		return p, errors.New("it had not come up")
 	}
-	p.meter = s.newMeter(giveUp)
+	p.meter = s.NewMeter(giveUp)
 	p.began(proc)
-	if p.Conn, err = s.Owner.Reattach(ctx, p); err == nil {
+	if p.Conn, err = s.Reattach(ctx, p); err == nil {
 		if err = s.Save(); err == nil {
-			err = s.Owner.Move(ctx, nil, p, nil, nil)
+			err = s.Move(ctx, nil, p, nil, nil)
 		}
 		if err == nil {
 			err = ctx.Err()
@@ -225,7 +223,7 @@ func (s *Set) serve(ctx context.Context, p *Process) (*Process, error) {
 			}
 			asked.done <- err
 			continue
-		case alive && s.Owner.MayOverlap(p) && s.refuseOnProbation(p, p.Run.SHA256, lost):
+		case alive && s.MayOverlap(p) && s.refuseOnProbation(p, p.Run.SHA256, lost):
 		case lost != nil:
 			return p, lost
 		}
@@ -285,7 +283,7 @@ func (s *Set) clearOthers(ctx context.Context, p *Process) {
 		if run == p.Run {
 			continue
 		}
-		s.Owner.Inherited(ctx, p, run)
+		s.Inherited(ctx, p, run)
 		if err := s.Clear(ctx, run, s.StopTimeout); err != nil {
 			s.Log.Warn("an old process could not be ended", "generation", run.Number, "error", err)
 		}
@@ -295,14 +293,14 @@ func (s *Set) clearOthers(ctx context.Context, p *Process) {
 // lost takes a process away from callers, ends what is left of it, and waits until the next start is due.
 func (s *Set) lost(ctx context.Context, p *Process, why error) {
 	exchange := errors.Is(why, errExchange)
-	s.Owner.Lost(ctx, p, why)
+	s.Lost(ctx, p, why)
 	died := p.Ended()
 	grace := s.StopTimeout
 	overLimit := errors.Is(why, ErrLimit)
 	if died || overLimit {
 		grace = failedStop // for what the process left behind, or before it uses even more
 	}
-	err := s.clear(ctx, p.Run, grace, !overLimit && s.keepMounts()) // its children count too
+	err := s.clear(ctx, p.Run, grace, !overLimit && s.KeepMounts()) // its children count too
 	if !died && p.Ended() && !exchange && !overLimit {
 		why = fmt.Errorf("%w; the process then ended: %s", why, p.Exit())
 	}
@@ -342,13 +340,13 @@ func (s *Set) rolledBack(p *Process, from Side, err error) {
 	}
 	s.failures = 0
 	s.Record.Swapped(swap)
-	s.Owner.Report(Event{What: RolledBack, Process: p, Swap: &swap, Err: err})
+	s.Report(Event{What: RolledBack, Process: p, Swap: &swap, Err: err})
 }
 
 // refuseOnProbation refuses a copy that failed while on probation, so that the copy before it is chosen next. It returns
 // whether it did. p is nil if it could not be started.
 func (s *Set) refuseOnProbation(p *Process, sha string, why error) bool {
-	if !s.OnProbation(p, sha) {
+	if !s.MayGoBack(p, sha) {
 		return false
 	}
 	text := why.Error()
@@ -364,9 +362,9 @@ func (s *Set) refuseOnProbation(p *Process, sha string, why error) bool {
 	return true
 }
 
-// OnProbation says whether a failure of a copy goes back to the copy before it.
-func (s *Set) OnProbation(p *Process, sha string) bool {
-	return sha != "" && sha != s.Record.LastGood && s.CanGoBack() && s.Owner.OnProbation(p, sha, s.failures)
+// MayGoBack says whether a failure of a copy goes back to the copy before it. p is nil if it could not be started.
+func (s *Set) MayGoBack(p *Process, sha string) bool {
+	return sha != "" && sha != s.Record.LastGood && s.CanGoBack() && s.OnProbation(p, sha, s.failures)
 }
 
 // wait reports a failure and waits until the next try. The wait is longest if only an operator can correct it.
@@ -375,7 +373,7 @@ func (s *Set) wait(ctx context.Context, e Event) {
 	if errors.As(e.Err, &Permanent{}) {
 		e.Wait = s.Restart.Max
 	}
-	s.Owner.Report(e)
+	s.Report(e)
 	timer := time.NewTimer(e.Wait)
 	defer timer.Stop()
 	for {
@@ -384,7 +382,7 @@ func (s *Set) wait(ctx context.Context, e Event) {
 		case <-s.retries:
 		case <-s.rechecks:
 			s.clearDrained(ctx)
-			if src, err := s.Owner.Choose(ctx, nil); err != nil || src.SHA256 == s.lastTried {
+			if src, err := s.Choose(ctx, nil); err != nil || src.SHA256 == s.lastTried {
 				continue
 			}
 		case r := <-s.requests:
@@ -396,7 +394,7 @@ func (s *Set) wait(ctx context.Context, e Event) {
 		case <-ctx.Done():
 			return
 		}
-		s.Owner.Report(Event{What: Waking})
+		s.Report(Event{What: Waking})
 		return
 	}
 }
@@ -404,16 +402,16 @@ func (s *Set) wait(ctx context.Context, e Event) {
 // shutDown leaves the process to the next host, or stops everything. p is nil if none serves.
 func (s *Set) shutDown(ctx context.Context, p *Process) error {
 	if p != nil {
-		s.Owner.Lost(ctx, p, nil)
+		s.Lost(ctx, p, nil)
 	}
-	if !s.Owner.Stops(p) {
+	if !s.Stops(p) {
 		if p != nil {
 			p.Conn.Close()
 			p.Release()
-			s.Owner.Report(Event{What: Detached, Process: p})
+			s.Report(Event{What: Detached, Process: p})
 			return nil
 		}
-		s.Owner.Report(Event{What: Stopped})
+		s.Report(Event{What: Stopped})
 		return nil
 	}
 	var err error
@@ -430,6 +428,6 @@ func (s *Set) shutDown(ctx context.Context, p *Process) error {
 		p.Conn.Close()
 		p.Release()
 	}
-	s.Owner.Report(Event{What: Stopped, Process: p, Err: err})
+	s.Report(Event{What: Stopped, Process: p, Err: err})
 	return err
 }

@@ -20,26 +20,19 @@ import (
 type Config struct {
 	Name  string // of the program, in the store
 	Store *Store
+	Files []File // that may run, the preferred one first; see Hooks.Choose
 	// Record is a part of the owner's record. Save writes that, and returns when it is on the disk.
 	Record *Record
 	Save   func() error
-	// Ready is called before anything else, until it succeeds; nil: the record is there already.
-	Ready func() error
-	Owner Owner
-	// Admit decides which copies may run.
+	// Admit decides which copies may run; nil: all.
 	Admit   Admit
 	LogPath string // of the file that the processes print to
 	Log     hclog.Logger
 	// StartTimeout bounds a start until the process is up, and StopTimeout its end.
 	StartTimeout, StopTimeout time.Duration
 	Restart                   Restart
-	// NewMeter makes the meter of a process; nil: it has no limits.
-	NewMeter func(giveUp func(why error)) *Meter
-	// Forget removes what the owner has for a process that is gone; nil: nothing.
-	Forget func(run *Run) error
-	// KeepMounts says whether what serves FUSE file systems outlives the processes that started it, since they are in use;
-	// nil: never. What is left is in Record.Left.
-	KeepMounts func() bool
+	Transport
+	Hooks
 }
 
 // Restart is the backoff between two starts: it begins at Min, doubles each time up to Max, with jitter, and is
@@ -77,6 +70,7 @@ func New(cfg Config) *Set {
 		Config: cfg, requests: make(chan request), rechecks: make(chan struct{}, 1), retries: make(chan struct{}, 1),
 		stopped: make(chan struct{}), sums: map[string]hashed{},
 	}
+	s.Hooks = cfg.Hooks.withDefaults(s)
 	s.again = time.AfterFunc(time.Hour, s.Recheck)
 	s.again.Stop()
 	return s
@@ -128,10 +122,8 @@ func (s *Set) ClearAll(ctx context.Context, grace time.Duration) error {
 // Clear makes sure that the process of a run and all that it started are gone, and removes it from the record. It
 // asks them to end, and kills them after grace. It does not end with ctx.
 func (s *Set) Clear(ctx context.Context, run *Run, grace time.Duration) error {
-	return s.clear(ctx, run, grace, s.keepMounts())
+	return s.clear(ctx, run, grace, s.KeepMounts())
 }
-
-func (s *Set) keepMounts() bool { return s.KeepMounts != nil && s.KeepMounts() }
 
 func (s *Set) clear(ctx context.Context, run *Run, grace time.Duration, keep bool) error {
 	if run.Address == "" {
@@ -151,10 +143,8 @@ func (s *Set) cleared(run *Run, left bool) error {
 	if left {
 		s.Record.Left = append(s.Record.Left, *run.Process)
 	}
-	if s.Forget != nil {
-		if err := s.Forget(run); err != nil {
-			return err
-		}
+	if err := s.Forget(run); err != nil {
+		return err
 	}
 	s.Record.forget(run)
 	return s.Save()

@@ -4,19 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
-	"github.com/pannier/pannier/host/internal/system/program"
 )
 
 // errExchange says that the process must be ended before the next one starts.
 var errExchange = errors.New("another program runs in its place")
-
-// errOutdated says that the file of a program that is tried has changed again.
-var errOutdated = errors.New("its file has changed again")
 
 // failedStop is how long a process may take to end after a failed start.
 const failedStop = time.Second
@@ -24,11 +19,11 @@ const failedStop = time.Second
 // Replace brings what should run up beside p, moves callers to it, and leaves p to finish their calls within grace. If it
 // fails, callers notice nothing: p still serves, and nothing of the new process is left. Errors: ErrSame.
 func (s *Set) Replace(ctx context.Context, p *Process, grace *time.Duration) (*Process, error) {
-	src, err := s.Owner.Choose(ctx, p)
+	src, err := s.Choose(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	if s.Owner.Same(p, src) {
+	if s.Same(p, src) {
 		return nil, ErrSame
 	}
 	return s.SwapTo(ctx, p, src, grace)
@@ -39,12 +34,12 @@ func (s *Set) SwapTo(ctx context.Context, p *Process, src Source, grace *time.Du
 	_, refused := s.Record.Refused[p.Run.SHA256]
 	swap := Swap{
 		At: time.Now().UTC(), From: s.side(p), To: Side{SHA256: src.SHA256}, Overlap: true,
-		Rollback: refused && src.SHA256 == s.Record.LastGood, Restart: s.Owner.Same(p, src),
+		Rollback: refused && src.SHA256 == s.Record.LastGood, Restart: s.Same(p, src),
 	}
-	if !s.Owner.MayOverlap(p) {
+	if !s.MayOverlap(p) {
 		swap.Overlap = false
 		s.Record.Swapped(swap)
-		s.Owner.Report(Event{What: Exchanging, Process: p, Swap: &swap})
+		s.Report(Event{What: Exchanging, Process: p, Swap: &swap})
 		return nil, errExchange
 	}
 	next, err := s.Try(ctx, p, src)
@@ -67,55 +62,17 @@ func (s *Set) SwapTo(ctx context.Context, p *Process, src Source, grace *time.Du
 
 // Try starts a process of src beside p and examines it. If it fails, nothing of it is left.
 func (s *Set) Try(ctx context.Context, p *Process, src Source) (next *Process, err error) {
-	tried, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer s.giveUpOutdated(tried, src, cancel)()
-	if next, err = s.Launch(tried, src, p); err != nil {
+	if next, err = s.Launch(ctx, src, p); err != nil {
 		return nil, err
 	}
 	if err = s.Save(); err == nil {
 		failpoint.Here("swap", "up")
-		err = s.Owner.Examine(tried, p, next)
-	}
-	if err == nil && tried.Err() != nil {
-		err = context.Cause(tried)
+		err = s.Examine(ctx, p, next)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.End(ctx, next))
 	}
 	return next, nil
-}
-
-// giveUpOutdated calls cancel if the file of src changes.
-func (s *Set) giveUpOutdated(ctx context.Context, src Source, cancel context.CancelCauseFunc) (stop func()) {
-	was := stampOf(src.Path)
-	ctx, end := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-s.rechecks:
-				defer s.Recheck() // of everything else, when the trial is over
-				if stampOf(src.Path) != was {
-					cancel(NotTried{errOutdated})
-					return
-				}
-			}
-		}
-	}()
-	return func() { end(); <-done }
-}
-
-// stampOf returns the state of a file; zero: there is none.
-func stampOf(path string) program.Stamp {
-	info, err := os.Stat(path)
-	if err != nil {
-		return program.Stamp{}
-	}
-	return program.StampOf(info)
 }
 
 // ErrNotSaved says that callers have moved to another process, but that the record of it could not be completed.
@@ -126,7 +83,7 @@ var ErrNotSaved = errors.New("the record of a swap could not be written")
 func (s *Set) Promote(ctx context.Context, p, next *Process, src Source, swap *Swap, grace *time.Duration) error {
 	was := *s.Record
 	s.Record.Serve(next.Run)
-	undo := s.Owner.Served(next, src)
+	undo := s.Served(next, src)
 	if next.Run.TookOver = p.Run.TookOver; next.Run.SHA256 != p.Run.SHA256 { // else it stays on probation
 		next.Run.TookOver = time.Now().UTC()
 	}
@@ -139,7 +96,7 @@ func (s *Set) Promote(ctx context.Context, p, next *Process, src Source, swap *S
 		return back(err)
 	}
 	failpoint.Here("swap", "recorded")
-	if err := s.Owner.Move(ctx, p, next, swap, grace); err != nil {
+	if err := s.Move(ctx, p, next, swap, grace); err != nil {
 		return back(err)
 	}
 	next.Beside = nil
@@ -150,7 +107,7 @@ func (s *Set) Promote(ctx context.Context, p, next *Process, src Source, swap *S
 	failpoint.Here("swap", "moved")
 	s.Retire(p, grace)
 	s.Record.Swapped(*swap)
-	s.Owner.Report(Event{What: Swapped, Process: next, Swap: swap})
+	s.Report(Event{What: Swapped, Process: next, Swap: swap})
 	if err := s.Save(); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotSaved, err)
 	}
@@ -167,7 +124,7 @@ func (s *Set) NotSwapped(p *Process, swap Swap, src Source, err error) {
 	switch {
 	case IsNotTried(err):
 		s.RecheckIn(s.Restart.Max)
-	case s.Owner.StartFailed(src, err):
+	case s.StartFailed(src, err):
 		retried = true
 		s.Recheck()
 	case src.SHA256 != p.Run.SHA256:
@@ -178,12 +135,12 @@ func (s *Set) NotSwapped(p *Process, swap Swap, src Source, err error) {
 		s.Record.Swapped(swap)
 	}
 	err = errors.Join(err, s.Save())
-	s.Owner.Report(Event{What: NotSwapped, Process: p, Swap: &swap, Err: err, Retried: retried})
+	s.Report(Event{What: NotSwapped, Process: p, Swap: &swap, Err: err, Retried: retried})
 }
 
 // Retire lets a process finish its calls within grace, and ends it.
 func (s *Set) Retire(p *Process, grace *time.Duration) {
-	s.Owner.Report(Event{What: Retired, Process: p})
+	s.Report(Event{What: Retired, Process: p})
 	s.draining.Go(func() {
 		p.Conn.Drain(s.drain, grace)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.drain), s.StopTimeout)
@@ -191,7 +148,7 @@ func (s *Set) Retire(p *Process, grace *time.Duration) {
 		if err := p.Conn.Stop(ctx); err != nil {
 			s.Log.Warn("an old process did not end by itself", "generation", p.Run.Number, "error", err)
 		}
-		left, err := p.Run.end(ctx, s.keepMounts(), false)
+		left, err := p.Run.end(ctx, s.KeepMounts(), false)
 		p.Conn.Close()
 		p.Release()
 		failpoint.Here("swap", "drained")
@@ -223,7 +180,7 @@ func (s *Set) clearDrained(ctx context.Context) {
 		if err != nil {
 			s.Log.Warn("an old process could not be removed from the record", "generation", d.Run.Number, "error", err)
 		}
-		s.Owner.Report(Event{What: Drained, Process: d.Process, Err: err})
+		s.Report(Event{What: Drained, Process: d.Process, Err: err})
 	}
 }
 
@@ -252,7 +209,7 @@ func (s *Set) Launch(parent context.Context, src Source, beside *Process) (p *Pr
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	p = newProcess(s.Record.newRun(bin.SHA256))
-	p.Beside, p.meter, p.logged = beside, s.newMeter(giveUp), process.LogSize(s.LogPath)
+	p.Beside, p.meter, p.logged = beside, s.NewMeter(giveUp), process.LogSize(s.LogPath)
 	fork := func(spec process.Spec) error {
 		proc, err := s.start(p.Run, spec)
 		if proc != nil {
@@ -260,7 +217,7 @@ func (s *Set) Launch(parent context.Context, src Source, beside *Process) (p *Pr
 		}
 		return err
 	}
-	p.Conn, err = s.Owner.Start(ctx, p, bin, fork)
+	p.Conn, err = s.Transport.Start(ctx, p, bin, fork)
 	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
 		<-ctx.Done() // the process knows the deadline too and may have noticed it first
 	}
@@ -287,7 +244,7 @@ func (s *Set) Launch(parent context.Context, src Source, beside *Process) (p *Pr
 // copyOf makes the verified copy that a process runs from.
 func (s *Set) copyOf(src Source) (bin Binary, unpin func(), err error) {
 	switch {
-	case src.SHA256 == "":
+	case src.InPlace:
 		return Binary{Path: src.Path}, func() {}, nil
 	case src.Path == "":
 		bin, unpin, err = s.Store.Use(src.SHA256, s.Name, s.Admit)
@@ -326,14 +283,6 @@ func (s *Set) explain(p *Process, err error) error {
 		err = fmt.Errorf("%w (it printed: %s)", err, words)
 	}
 	return err
-}
-
-// newMeter makes the meter of a new process; nil: it has no limits.
-func (s *Set) newMeter(giveUp context.CancelCauseFunc) *Meter {
-	if s.NewMeter == nil {
-		return nil
-	}
-	return s.NewMeter(giveUp)
 }
 
 // side describes a process in a swap.

@@ -20,9 +20,12 @@ type streamState struct {
 	away   error // why there is no plugin now
 }
 
+// watcher follows a driver through a storage plugin.
+type watcher struct{ *instance }
+
 // watch keeps the driver's state up to date until ctx ends. When a storage plugin crashes or is swapped, the
 // last known state stays valid for a while. After that the driver counts as unhealthy.
-func (i *instance) watch(ctx context.Context) {
+func (i watcher) watch(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	states := make(chan streamState)
 	ended := make(chan struct{})
@@ -60,7 +63,7 @@ func (i *instance) watch(ctx context.Context) {
 
 // stream holds a fingerprint stream of the driver until ctx ends, with one storage plugin process
 // after the other.
-func (i *instance) stream(ctx context.Context, states chan<- streamState) {
+func (i watcher) stream(ctx context.Context, states chan<- streamState) {
 	send := func(h streamState) error {
 		select {
 		case states <- h:
@@ -84,7 +87,7 @@ func (i *instance) stream(ctx context.Context, states chan<- streamState) {
 }
 
 // fingerprint runs one stream on one acquired plugin client. It always returns an error.
-func (i *instance) fingerprint(ctx context.Context, send func(streamState) error) error {
+func (i watcher) fingerprint(ctx context.Context, send func(streamState) error) error {
 	client, release, err := i.r.cfg.Storage(ctx, i.spec.Plugin)
 	if err != nil {
 		return fmt.Errorf("no storage plugin: %w", err)

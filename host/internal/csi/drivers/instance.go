@@ -3,11 +3,11 @@ package drivers
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -36,9 +36,9 @@ type instance struct {
 	// Used by run alone.
 	rec         record
 	procs       *managed.Set // if it has a command, or had one
+	program     programs
 	startedOnce bool
 	unusedSince time.Time     // of a driver with processes in rec.Left; zero: it is in use
-	timing      bool          // the last swap in rec is not timed yet
 	stopWatch   func()        // ends the watch of the process that serves; nil: none does
 	gotHealthy  chan struct{} // holds a token when the process that serves has become healthy
 
@@ -66,6 +66,7 @@ type instance struct {
 	// says; nil: none.
 	waiting    *Spec
 	superseded chan struct{}
+	supersede  func() // closes superseded
 
 	suspended bool // its process is stopped until Resume; guarded by Registry.changes
 }
@@ -77,6 +78,7 @@ func newInstance(r *Registry, rec record) *instance {
 		ran:  make(chan struct{}),
 		left: make(chan struct{}), superseded: make(chan struct{}), gotHealthy: make(chan struct{}, 1),
 	}
+	i.program.instance, i.supersede = i, sync.OnceFunc(func() { close(i.superseded) })
 	i.manage()
 	i.ctx, i.cancel = context.WithCancelCause(context.Background())
 	i.state = "waiting for the driver's first answer"
@@ -97,7 +99,7 @@ func (i *instance) start() {
 		defer close(i.left)
 		switch {
 		case i.spec.Source == SourceRegistered || i.retired:
-			i.leave(i.ctx)
+			(&leaver{instance: i}).run(i.ctx)
 		case i.waiting != nil:
 			i.apply(i.ctx)
 		}
@@ -225,54 +227,6 @@ func (i *instance) event(kind, message string, details map[string]string) {
 	log(kind, "message", message)
 }
 
-// leave removes the driver when it is no longer needed: a registered one that has stopped, and a
-// declared one that is gone from the configuration. It is kept, with a message, while volumes are
-// mounted through it.
-func (i *instance) leave(ctx context.Context) {
-	var goneSince time.Time
-	for {
-		if why := i.reasonToLeave(&goneSince); why == "" {
-			i.keep("")
-		} else if users := i.r.users(i.spec); len(users) > 0 && !i.unused {
-			i.keep(why + "; it is kept because it is in use by " + strings.Join(users, ", "))
-		} else if i.tryLeave(ctx, why) {
-			return
-		}
-		if !sleep(ctx, min(i.r.timing.leaveEvery, i.spec.HealthTimeout/4)) {
-			return
-		}
-	}
-}
-
-// reasonToLeave returns why the driver should be removed, or "". goneSince remembers when nothing
-// listened on the driver's socket first.
-func (i *instance) reasonToLeave(goneSince *time.Time) string {
-	i.r.mu.Lock()
-	healthy := i.driver.Healthy
-	i.known = i.known || i.wasHealthy // it may have stopped again since the last look
-	i.r.mu.Unlock()
-	if i.retired && i.spec.Source == SourcePlugin {
-		return fmt.Sprintf("plugin %q does not bring it any more", i.spec.Plugin)
-	}
-	if i.retired {
-		return "it is not in the configuration any more"
-	}
-	if healthy || !gone(i.spec.socket()) {
-		*goneSince, i.known = time.Time{}, true
-		return ""
-	}
-	if !i.known {
-		return ""
-	}
-	if goneSince.IsZero() {
-		*goneSince = time.Now()
-	}
-	if since := time.Since(*goneSince); since >= i.spec.HealthTimeout {
-		return fmt.Sprintf("nobody has listened on %s for %s", i.spec.socket(), since.Round(time.Second/10))
-	}
-	return ""
-}
-
 // gone reports whether nothing listens on the socket. A driver that listens and does not answer is
 // unhealthy, not gone.
 func gone(socket string) bool {
@@ -282,39 +236,4 @@ func gone(socket string) bool {
 		return false
 	}
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-}
-
-// keep sets or clears the reason why the driver is still here.
-func (i *instance) keep(why string) {
-	var first bool
-	i.update(func(*Driver) {
-		first = i.note == "" && why != ""
-		i.note = why
-	})
-	if first {
-		i.event("kept", why, nil)
-	}
-}
-
-// tryLeave deregisters the driver. It gives up if the instance is ended by another call first.
-func (i *instance) tryLeave(ctx context.Context, why string) bool {
-	release, err := i.r.lock(ctx)
-	if err != nil {
-		return true
-	}
-	defer release()
-	if ctx.Err() != nil {
-		return true
-	}
-	i.endRun(errStop)
-	if i.err != nil {
-		// The record stays, so that the next host finds the process and tries again.
-		i.log.Error("the driver's process could not be stopped", "error", i.err)
-		i.r.remove(i)
-		return true
-	}
-	if err := i.r.drop(i, why); err != nil {
-		i.log.Error("the driver will be back after a restart of the host", "error", err)
-	}
-	return true
 }

@@ -50,7 +50,7 @@ func (i *instance) showLeft() {
 func (i *instance) watchAndTend(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { i.watch(ctx) })
+	wg.Go(func() { watcher{i}.watch(ctx) })
 	for sleep(ctx, i.r.timing.tendEvery) {
 		i.tend(ctx)
 	}

@@ -55,88 +55,10 @@ func (s Spec) on(socket string) Spec {
 	return s
 }
 
-// leadsTo returns the socket to which the endpoint leads; empty: it is no link of ours.
-func (i *instance) leadsTo() string {
-	endpoint := i.spec.socket()
-	target, err := os.Readlink(endpoint)
-	if err != nil {
-		return ""
-	}
-	for _, end := range ownSockets {
-		if target == filepath.Base(endpoint)+end {
-			return endpoint + end
-		}
-	}
-	return ""
-}
-
-// lead makes the endpoint lead to a socket, which may not be there yet.
-func (i *instance) lead(socket string) error {
-	endpoint := i.spec.socket()
-	next := endpoint + ".next"
-	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("lead the endpoint to another socket: %w", err)
-	}
-	if err := os.Symlink(filepath.Base(socket), next); err != nil { // relative: it may be seen under another path
-		return fmt.Errorf("lead the endpoint to another socket: %w", err)
-	}
-	if err := os.Rename(next, endpoint); err != nil {
-		return fmt.Errorf("lead the endpoint to another socket: %w", err)
-	}
-	return nil
-}
-
-// leadBack makes the endpoint lead to the process that serves, if it listens where it was told to.
-func (i *instance) leadBack(run *managed.Run) {
-	own := run.Address
-	if own == i.spec.socket() || i.leadsTo() == own || gone(own) {
-		return
-	}
-	if err := i.lead(own); err != nil {
-		i.log.Error("the endpoint does not lead to the driver's process", "error", err)
-	}
-}
-
-// freshSocket returns where a process that follows an ended one has to listen.
-func (i *instance) freshSocket() (string, error) {
-	endpoint, was := i.spec.socket(), i.leadsTo()
-	if err := i.clearSocket(endpoint); err != nil || !i.spec.Overlap {
-		return endpoint, err
-	}
-	socket, err := i.freeSocket(was)
-	if err != nil {
-		return "", err
-	}
-	return socket, i.lead(socket)
-}
-
-// freeSocket returns a socket on which nobody listens: that one, if it is free.
-func (i *instance) freeSocket(first string) (string, error) {
-	endpoint := i.spec.socket()
-	var errs []error
-	for _, socket := range []string{first, endpoint + ownSockets[0], endpoint + ownSockets[1]} {
-		if socket == "" {
-			continue
-		}
-		err := i.clearSocket(socket)
-		if err == nil {
-			return socket, nil
-		}
-		errs = append(errs, err)
-	}
-	return "", errors.Join(errs...)
-}
-
-// MayOverlap says whether a process may be brought up next to the one that serves. That has to listen where it was
-// told to: one that takes its endpoint from elsewhere would be in the way of the new one.
-func (i *instance) MayOverlap(p *managed.Process) bool {
-	own := p.Run.Address
-	return i.spec.Overlap && own != i.spec.socket() && i.leadsTo() == own && !gone(own)
-}
-
 // examine waits until a process next to the one that serves is healthy, and compares the two.
-func (i *instance) examine(ctx context.Context, p *managed.Process) (storage.Fingerprint, error) {
-	socket, was := p.Run.Address, i.snapshot()
+func (c *conn) examine(ctx context.Context) error {
+	i, p, was := c.i, c.p, c.i.snapshot()
+	socket := p.Run.Address
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -155,19 +77,22 @@ func (i *instance) examine(ctx context.Context, p *managed.Process) (storage.Fin
 		problem = fmt.Errorf("it does not listen on %s", socket)
 	}
 	for ctx.Err() == nil {
-		away := i.ask(ctx, socket, func(fp storage.Fingerprint) error {
+		away := c.ask(ctx, func(fp storage.Fingerprint) error {
 			if seen.conclude(fp); seen.Healthy {
 				return errReported
 			}
-			problem = errors.New(seen.Message)
+			if ctx.Err() == nil { // else it was interrupted
+				problem = errors.New(seen.Message)
+			}
 			return nil
 		})
 		if errors.Is(away, errReported) {
 			lost := lostBy(was.Fingerprint, seen.Fingerprint)
 			if len(lost) > 0 {
-				return seen.Fingerprint, errors.New("it is not what it was: " + strings.Join(lost, ", "))
+				return errors.New("it is not what it was: " + strings.Join(lost, ", "))
 			}
-			return seen.Fingerprint, nil
+			c.seen = seen.Fingerprint
+			return nil
 		}
 		if problem == nil && ctx.Err() == nil {
 			problem = managed.NewNotTried(fmt.Errorf("it could not be asked: %w", away))
@@ -175,20 +100,21 @@ func (i *instance) examine(ctx context.Context, p *managed.Process) (storage.Fin
 		sleep(ctx, i.r.timing.retryMin)
 	}
 	if problem == nil || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return seen.Fingerprint, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
-	return seen.Fingerprint, problem
+	return problem
 }
 
-// ask has a storage plugin report on the process that listens on a socket.
-func (i *instance) ask(ctx context.Context, socket string, report func(storage.Fingerprint) error) error {
+// ask has a storage plugin report on the process.
+func (c *conn) ask(ctx context.Context, report func(storage.Fingerprint) error) error {
+	i := c.i
 	client, release, err := i.r.cfg.Storage(ctx, i.spec.Plugin)
 	if err != nil {
 		return err
 	}
 	defer release()
 	opts := storage.FingerprintOptions{Interval: i.r.timing.fingerprintEvery, ProbeTimeout: i.spec.HealthTimeout}
-	return client.Fingerprint(ctx, storage.Driver{ID: i.spec.ID, Endpoint: "unix://" + socket}, opts, report)
+	return client.Fingerprint(ctx, storage.Driver{ID: i.spec.ID, Endpoint: "unix://" + c.p.Run.Address}, opts, report)
 }
 
 // lostBy lists what a driver has no more with another program. It may get another limit, and more topology.

@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/pannier/pannier/host/internal/managed"
@@ -35,20 +32,26 @@ func (i *instance) manage() {
 		name = filepath.Base(i.spec.Command[0])
 	}
 	i.procs = managed.New(managed.Config{
-		Name: name, Store: managed.NewStore(copiesDir(i.r.cfg.DataDir, key)), Record: &i.rec.Record, Save: i.save, Owner: i,
+		Name: name, Store: managed.NewStore(copiesDir(i.r.cfg.DataDir, key)), Record: &i.rec.Record, Save: i.save,
 		Admit:   func(_, _, _, sha string) error { return i.spec.checkSum(sha) },
 		LogPath: i.logPath(), Log: i.log, StartTimeout: i.spec.HealthTimeout, StopTimeout: t.stopGrace,
-		Restart: managed.Restart{Min: t.restartMin, Max: t.restartMax, Stable: t.stable},
-		NewMeter: func(giveUp func(error)) *managed.Meter {
-			if i.spec.Limits == (process.Limits{}) {
-				return nil
-			}
-			const by = "its limits allow"
-			return managed.NewMeter(managed.Meter{Limits: i.spec.Limits, MemoryBy: by, ProcessesBy: by, GiveUp: giveUp})
+		Restart:   managed.Restart{Min: t.restartMin, Max: t.restartMax, Stable: t.stable},
+		Transport: transport{i},
+		Hooks: managed.Hooks{
+			Choose: i.program.choose, MayOverlap: func(p *managed.Process) bool { return i.endpoint().isLink(p.Run.Address) }, Served: i.serves, OnProbation: i.onProbation, Stops: i.stops,
+			Report: i.show, Forget: i.forgotten, NewMeter: i.newMeter,
+			KeepMounts: func() bool { return i.inUse() && !errors.Is(context.Cause(i.ctx), errForced) },
 		},
-		Forget:     i.forgotten,
-		KeepMounts: func() bool { return i.inUse() && !errors.Is(context.Cause(i.ctx), errForced) },
 	})
+}
+
+// newMeter makes the meter of a process, if the driver has limits.
+func (i *instance) newMeter(giveUp func(error)) *managed.Meter {
+	if i.spec.Limits == (process.Limits{}) {
+		return nil
+	}
+	const by = "its limits allow"
+	return managed.NewMeter(managed.Meter{Limits: i.spec.Limits, MemoryBy: by, ProcessesBy: by, GiveUp: giveUp})
 }
 
 // forgotten reports what a process has left behind, whose run is removed from the record.
@@ -56,15 +59,16 @@ func (i *instance) forgotten(run *managed.Run) error {
 	if run.Process == nil || !slices.Contains(i.rec.Left, *run.Process) {
 		return nil
 	}
-	if pids := process.Left(*run.Process); len(pids) > 0 {
+	pids := process.Left(*run.Process)
+	if i.showLeft(); len(pids) > 0 {
 		i.event("left", fmt.Sprintf("processes %v of process %d stay: they may serve mounts", pids, run.Process.PID), nil)
 	}
 	return nil
 }
 
-// supervise keeps the driver's process running until ctx ends, and stops it then or leaves it running (Stops).
+// supervise keeps the driver's process running until ctx ends, and stops it then or leaves it running (stops).
 func (i *instance) supervise(ctx context.Context) error {
-	if err := os.MkdirAll(i.copies(), 0o711); err != nil { // the driver may run as another user
+	if err := os.MkdirAll(copiesDir(i.r.cfg.DataDir, i.spec.key()), 0o711); err != nil { // the driver may run as another user
 		i.log.Error("the driver's program cannot be copied", "error", err)
 	}
 	helpers, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -76,9 +80,13 @@ func (i *instance) supervise(ctx context.Context) error {
 			i.log.Warn("the driver's output is not logged any more", "error", err)
 		}
 	})
-	wg.Go(func() { i.watchProgram(helpers) })
+	wg.Go(func() {
+		file := i.spec.Command[0]
+		managed.WatchFiles(helpers, filepath.Dir(file), func() []string { return []string{file} }, i.r.timing.programEvery,
+			i.r.timing.tendEvery, func() {}, i.procs.Recheck)
+	})
 	err := i.procs.Run(ctx)
-	if i.Stops(nil) && !i.procs.KeepMounts() {
+	if i.stops(nil) && !i.procs.KeepMounts() {
 		err = errors.Join(err, i.endLeft(ctx))
 	}
 	if err != nil {
@@ -86,8 +94,6 @@ func (i *instance) supervise(ctx context.Context) error {
 	}
 	return nil
 }
-
-func (i *instance) copies() string { return copiesDir(i.r.cfg.DataDir, i.spec.key()) }
 
 // clear stops the process of an earlier configuration.
 func (i *instance) clear(ctx context.Context, why string) error {
@@ -125,15 +131,22 @@ type conn struct {
 	stable bool
 }
 
-func (i *instance) newConn(p *managed.Process) *conn {
+func (i transport) conn(p *managed.Process) *conn {
 	now := time.Now()
-	return &conn{i: i, p: p, began: now, late: now.Add(i.spec.HealthTimeout)}
+	return &conn{i: i.instance, p: p, began: now, late: now.Add(i.spec.HealthTimeout)}
 }
 
+// transport starts and finds the processes of a driver.
+type transport struct{ *instance }
+
 // Start starts a process of the command. The first one is up at once; one next to it when it is as good as that.
-func (i *instance) Start(ctx context.Context, p *managed.Process, bin managed.Binary, fork func(process.Spec) error,
+func (i transport) Start(ctx context.Context, p *managed.Process, bin managed.Binary, fork func(process.Spec) error,
 ) (managed.Conn, error) {
-	socket, err := i.socketFor(p)
+	listen := i.endpoint().afterAnother
+	if p.Beside != nil {
+		listen = i.endpoint().beside
+	}
+	socket, err := listen()
 	if err != nil {
 		return nil, managed.NewNotTried(err)
 	}
@@ -145,7 +158,7 @@ func (i *instance) Start(ctx context.Context, p *managed.Process, bin managed.Bi
 	p.Run.Settings, p.Run.Address = runs(i.spec), socket
 	if p.Beside == nil { // it serves from its fork on: the next host finds it by the intent
 		i.rec.Serve(p.Run)
-		i.Served(p, managed.Source{})
+		i.serves(p, managed.Source{})
 	}
 	if err := fork(process.Spec{
 		Token: process.NewToken(), Path: bin.Path, Name: s.Command[0], Args: s.Command[1:],
@@ -156,17 +169,17 @@ func (i *instance) Start(ctx context.Context, p *managed.Process, bin managed.Bi
 	}); err != nil {
 		return nil, err
 	}
-	c := i.newConn(p)
+	c := i.conn(p)
 	if p.Beside != nil {
 		i.event("trying", fmt.Sprintf("its program has changed: process %d is tried next to process %d, which serves",
 			p.PID(), p.Beside.PID()), nil)
-		c.seen, err = i.examine(ctx, p)
+		err = c.examine(ctx)
 	}
 	return c, err
 }
 
 // Reattach finds the process that an earlier host has started, unless its command is another one now.
-func (i *instance) Reattach(ctx context.Context, p *managed.Process) (managed.Conn, error) {
+func (i transport) Reattach(ctx context.Context, p *managed.Process) (managed.Conn, error) {
 	if i.waiting == nil && i.rec.runsOtherwise(i.spec) {
 		pid := p.PID()
 		if err := i.procs.Clear(ctx, p.Run, i.r.timing.stopGrace); err != nil {
@@ -175,17 +188,17 @@ func (i *instance) Reattach(ctx context.Context, p *managed.Process) (managed.Co
 		i.stopped(pid, errChanged.Error())
 		return nil, errChanged
 	}
-	i.leadBack(p.Run)
-	return i.newConn(p), nil
+	i.leadBack(p)
+	return i.conn(p), nil
 }
 
 // Move makes the endpoint lead to a process, and watches that.
-func (i *instance) Move(_ context.Context, from, to *managed.Process, _ *Swap, _ *time.Duration) error {
+func (i transport) Move(_ context.Context, from, to *managed.Process, _ *Swap, _ *time.Duration) error {
 	if from != nil {
 		if i.servesMounts(from) {
 			return managed.NewNotTried(errors.New("the process that serves has file systems in use"))
 		}
-		if err := i.lead(to.Run.Address); err != nil {
+		if err := i.endpoint().lead(to.Run.Address); err != nil {
 			return managed.NewNotTried(err)
 		}
 		i.stopWatch()
@@ -194,12 +207,12 @@ func (i *instance) Move(_ context.Context, from, to *managed.Process, _ *Swap, _
 	var wg sync.WaitGroup
 	i.stopWatch = func() { cancel(); wg.Wait() }
 	i.began(to)
-	wg.Go(func() { i.watch(ctx) })
+	wg.Go(func() { watcher{i.instance}.watch(ctx) })
 	return nil
 }
 
 // Lost ends the watch of a process.
-func (i *instance) Lost(ctx context.Context, p *managed.Process, why error) {
+func (i transport) Lost(ctx context.Context, p *managed.Process, why error) {
 	i.stopWatch()
 	if why == nil || p.Ended() {
 		return
@@ -210,6 +223,17 @@ func (i *instance) Lost(ctx context.Context, p *managed.Process, why error) {
 		}
 	}
 	i.stopped(p.PID(), why.Error())
+}
+
+// leadBack makes the endpoint lead to the process that serves, if it listens where it was told to.
+func (i *instance) leadBack(p *managed.Process) {
+	at := i.endpoint()
+	if own := p.Run.Address; own == at.path || at.leadsTo() == own || gone(own) {
+		return
+	}
+	if err := at.lead(p.Run.Address); err != nil {
+		i.log.Error("the endpoint does not lead to the driver's process", "error", err)
+	}
 }
 
 // Watch returns why the process has to be replaced: one that this host started was not healthy in time.
@@ -228,7 +252,7 @@ func (c *conn) Watch(ctx context.Context) error {
 		select {
 		case <-stable.C:
 			c.stable = true
-			i.proved(c.p.Run.SHA256)
+			i.program.proved(c.p.Run.SHA256)
 			i.update(func(d *Driver) { d.CrashLoop = false })
 		case <-late.C:
 			c.late = time.Now().Add(i.spec.HealthTimeout)
@@ -237,7 +261,7 @@ func (c *conn) Watch(ctx context.Context) error {
 				return errors.New(why)
 			}
 		case <-i.gotHealthy:
-			i.timeSwap()
+			i.program.timeSwap()
 		case <-tend.C:
 			i.tend(ctx)
 		case <-ctx.Done():
@@ -264,16 +288,8 @@ func (i *instance) late() (why string) {
 	return fmt.Sprintf("it was not healthy within %s: %s", i.spec.HealthTimeout, i.driver.Message)
 }
 
-// Same says whether a process runs a program.
-func (i *instance) Same(p *managed.Process, src managed.Source) bool {
-	return src.SHA256 == p.Run.SHA256
-}
-
-// Examine is a part of Start.
-func (i *instance) Examine(context.Context, *managed.Process, *managed.Process) error { return nil }
-
-// Served records which program to go back to: the last one that worked.
-func (i *instance) Served(p *managed.Process, _ managed.Source) (undo func()) {
+// serves records which program to go back to: the last one that worked.
+func (i *instance) serves(p *managed.Process, _ managed.Source) (undo func()) {
 	good := i.rec.Good
 	if p.Beside != nil && i.worked() {
 		i.rec.Good = p.Beside.Run.SHA256
@@ -283,28 +299,22 @@ func (i *instance) Served(p *managed.Process, _ managed.Source) (undo func()) {
 	return func() { i.rec.Good = good }
 }
 
-// OnProbation says whether a failure of a program goes back to the one that worked before: it never got healthy, or has
+// onProbation says whether a failure of a program goes back to the one that worked before: it never got healthy, or has
 // ended several times in a row.
-func (i *instance) OnProbation(p *managed.Process, _ string, times int) bool {
+func (i *instance) onProbation(p *managed.Process, _ string, times int) bool {
 	return p == nil || !i.worked() || times >= crashLoop
 }
 
-// StartFailed is false: nothing changes by itself.
-func (i *instance) StartFailed(managed.Source, error) bool { return false }
-
-// Stops says whether the process ends with this instance.
-func (i *instance) Stops(p *managed.Process) bool {
+// stops says whether the process ends with this instance.
+func (i *instance) stops(p *managed.Process) bool {
 	return !errors.Is(context.Cause(i.ctx), errLeave) || p != nil && !p.Found && i.r.undo.Load() && !i.inUse()
 }
 
-// Inherited does nothing: the set ends what an earlier host had next to the process that serves.
-func (i *instance) Inherited(context.Context, *managed.Process, *managed.Run) {}
-
-// Report shows what has happened.
-func (i *instance) Report(e managed.Event) {
+// show shows what has happened.
+func (i *instance) show(e managed.Event) {
 	switch e.What {
 	case managed.Up:
-		i.collect()
+		i.program.collect()
 	case managed.Exchanging:
 		if i.worked() {
 			i.rec.Good = e.Swap.From.SHA256
@@ -317,9 +327,9 @@ func (i *instance) Report(e managed.Event) {
 		c := e.Process.Conn.(*conn)
 		i.report(c.seen)
 	case managed.NotSwapped:
-		i.leadBack(e.Process.Run) // the new process may have been in the way
+		i.leadBack(e.Process) // the new process may have been in the way
 		if managed.IsNotTried(e.Err) {
-			i.programIs("its program has changed, and waits: " + e.Err.Error())
+			i.program.is("its program has changed, and waits: " + e.Err.Error())
 			return
 		}
 		i.swapped(e, "refused", "sha256:%.12s is refused, and sha256:%.12s serves on: %v", e.Swap.To.SHA256,
@@ -337,7 +347,7 @@ func (i *instance) Report(e managed.Event) {
 		}
 	case managed.Drained:
 		i.showLeft()
-		i.collect()
+		i.program.collect()
 		if e.Err == nil {
 			i.event("stopped", fmt.Sprintf("process %d, which was replaced, has ended", e.Process.PID()), nil)
 		}
@@ -355,7 +365,7 @@ func (i *instance) Report(e managed.Event) {
 // swapped shows a change of the program, or a refused one.
 func (i *instance) swapped(e managed.Event, kind, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	i.timing = e.Swap.Took == 0
+	i.program.timing = e.Swap.Took == 0
 	i.update(func(d *Driver) {
 		if d.Swaps, d.ProgramProblem = i.rec.Swaps, ""; kind == "refused" {
 			d.ProgramProblem = text
@@ -391,14 +401,6 @@ func (i *instance) ended(e managed.Event) {
 
 // defaultPath is the PATH of drivers if the host has none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-// socketFor returns where a new process has to listen.
-func (i *instance) socketFor(p *managed.Process) (string, error) {
-	if p.Beside != nil {
-		return i.freeSocket("")
-	}
-	return i.freshSocket()
-}
 
 // checkProgram refuses a program that others than the host's own users could replace, or one with
 // another checksum.
@@ -450,41 +452,6 @@ func environment(s Spec, readSecret func(ref string) (string, error)) ([]string,
 		env = append(env, name+"="+value) // the last one of a name counts: PATH can be replaced
 	}
 	return env, nil
-}
-
-// clearSocket makes the socket's folder and removes a socket that an ended process left there, since
-// many drivers fail on it. If a process still answers on the socket, a second driver must not be
-// started there.
-func (i *instance) clearSocket(socket string) error {
-	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
-		return fmt.Errorf("make the socket's folder: %w", err)
-	}
-	info, err := os.Lstat(socket)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look at the socket: %w", err)
-	}
-	link := socket == i.spec.socket() && i.leadsTo() != ""
-	if info.Mode().Type() != fs.ModeSocket && !link {
-		return fmt.Errorf("%s is not a socket: remove it", socket)
-	}
-	conn, err := net.DialTimeout("unix", socket, time.Second)
-	if err == nil {
-		_ = conn.Close()
-		return fmt.Errorf("another process already answers on %s: stop it, or declare the driver without a command", socket)
-	}
-	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("check whether a process answers on the socket: %w", err)
-	}
-	if link && i.spec.Overlap {
-		return nil // it is led to another socket
-	}
-	if err := os.Remove(socket); err != nil {
-		return fmt.Errorf("remove the socket that an ended process left: %w", err)
-	}
-	return nil
 }
 
 // began shows a new or found process, and resets what was known of the one before it.

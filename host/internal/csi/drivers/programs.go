@@ -9,10 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/pannier/pannier/host/internal/managed"
-	"github.com/pannier/pannier/host/internal/system/filewatch"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/trusted"
@@ -56,14 +54,20 @@ func runsInPlace(file string) bool {
 	return false
 }
 
-// Choose returns what the next process is started from: a copy of the file or, if that cannot be used or was refused,
+// programs is what an instance knows of the file of its program, and its copies.
+type programs struct {
+	*instance
+	timing bool // the last swap in the record is not timed yet
+}
+
+// choose returns what the next process is started from: a copy of the file or, if that cannot be used or was refused,
 // the copy that worked before. p serves, and goes on if nothing else may run. None is started while another configuration
 // waits (errChanged).
-func (i *instance) Choose(_ context.Context, p *managed.Process) (managed.Source, error) {
+func (i *programs) choose(_ context.Context, p *managed.Process) (managed.Source, error) {
 	file := i.spec.Command[0]
 	switch {
 	case p == nil && i.waiting != nil:
-		i.supersede()
+		i.supersede() // there is no process any more
 		return managed.Source{}, errChanged
 	case p != nil && (i.waiting != nil || p.Run.SHA256 == ""):
 		return managed.Source{SHA256: p.Run.SHA256}, nil
@@ -71,7 +75,7 @@ func (i *instance) Choose(_ context.Context, p *managed.Process) (managed.Source
 		i.rec.Program, i.rec.Served, i.rec.LastGood, i.rec.Good, i.rec.Refused = file, "", "", "", nil
 	}
 	if trusted.File(file) == nil && runsInPlace(file) && p == nil {
-		return managed.Source{Path: file}, i.spec.checkProgram()
+		return managed.Source{Path: file, InPlace: true}, i.spec.checkProgram()
 	}
 	src, problems, err := i.procs.Candidate([]managed.File{{Path: file, Check: func(sha string) error {
 		return errors.Join(trusted.File(file), i.spec.checkSum(sha))
@@ -82,11 +86,11 @@ func (i *instance) Choose(_ context.Context, p *managed.Process) (managed.Source
 	if slices.ContainsFunc(problems, func(err error) bool { return errors.Is(err, program.ErrWriting) }) {
 		i.procs.RecheckIn(i.r.timing.programEvery)
 	} else {
-		i.programIs(i.problem(file, src, problems))
+		i.is(i.problem(file, src, problems))
 	}
 	if p != nil && src.SHA256 != p.Run.SHA256 && i.servesMounts(p) {
 		i.procs.RecheckIn(i.r.timing.programEvery)
-		i.programIs(fmt.Sprintf("its program has changed, and waits: the process %d serves file systems that are in use; "+
+		i.is(fmt.Sprintf("its program has changed, and waits: the process %d serves file systems that are in use; "+
 			"pannier driver restart -force %s ends them", p.PID(), i.spec.ID))
 		return managed.Source{SHA256: p.Run.SHA256}, nil
 	}
@@ -94,7 +98,7 @@ func (i *instance) Choose(_ context.Context, p *managed.Process) (managed.Source
 }
 
 // problem says why src is not made of the program's file; empty: it is.
-func (i *instance) problem(file string, src managed.Source, problems []error) string {
+func (i *programs) problem(file string, src managed.Source, problems []error) string {
 	sum, _ := i.procs.Known(file)
 	why, refused := i.rec.Refused[sum]
 	switch now := i.snapshot().ProgramProblem; {
@@ -115,38 +119,11 @@ func (i *instance) servesMounts(p *managed.Process) bool {
 }
 
 // collect removes the copies that nothing needs, and what a killed host left unfinished.
-func (i *instance) collect() {
+func (i *programs) collect() {
 	keep := map[string]bool{i.rec.Good: true}
 	i.rec.Needs(keep)
 	if err := i.procs.Store.Collect(keep); err != nil {
 		i.log.Warn("old copies of the driver's program could not be removed", "error", err)
-	}
-}
-
-// watchProgram has the set look at the program when its file, or a file that it links to, may have changed.
-func (i *instance) watchProgram(ctx context.Context) {
-	path := i.spec.Command[0]
-	for {
-		dirs := []string{filepath.Dir(path)}
-		if target, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(target) != dirs[0] {
-			dirs = append(dirs, filepath.Dir(target))
-		}
-		pause := i.r.timing.tendEvery // the file system may be one that reports no changes
-		watch, err := filewatch.Start(dirs...)
-		if err != nil {
-			pause = i.r.timing.programEvery
-		}
-		select {
-		case <-watch.Changed():
-		case <-time.After(pause):
-		case <-ctx.Done():
-			watch.Stop()
-			return
-		}
-		if watch.Stop(); !sleep(ctx, i.r.timing.programEvery) { // it may be written in parts
-			return
-		}
-		i.procs.Recheck()
 	}
 }
 
@@ -158,7 +135,7 @@ func (i *instance) worked() bool {
 }
 
 // proved records that a program works.
-func (i *instance) proved(sha string) {
+func (i *programs) proved(sha string) {
 	if sha == "" || !i.worked() || i.rec.Good == sha {
 		return
 	}
@@ -169,7 +146,7 @@ func (i *instance) proved(sha string) {
 }
 
 // timeSwap records how long the last swap took, once its process is healthy.
-func (i *instance) timeSwap() {
+func (i *programs) timeSwap() {
 	if !i.timing || !i.worked() {
 		return
 	}
@@ -186,8 +163,8 @@ func (i *instance) timeSwap() {
 	}
 }
 
-// programIs shows what is wrong with the program's file, and reports it once; empty: nothing is.
-func (i *instance) programIs(problem string) {
+// is shows what is wrong with the program's file, and reports it once; empty: nothing is.
+func (i *programs) is(problem string) {
 	before, _ := i.update(func(d *Driver) { d.ProgramProblem = problem })
 	if problem != "" && problem != before.ProgramProblem {
 		i.event("program-waits", problem, nil)

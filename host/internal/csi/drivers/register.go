@@ -200,7 +200,7 @@ func (r *Registry) Log(id string, part Type) (string, error) {
 // drop removes an instance that has ended, with its files; r.changes is held.
 func (r *Registry) drop(i *instance, message string) error {
 	err := forget(r.cfg.DataDir, i.spec.key())
-	if len(i.spec.Command) > 0 && i.leadsTo() != "" {
+	if len(i.spec.Command) > 0 && i.endpoint().leadsTo() != "" {
 		err = errors.Join(err, os.Remove(i.spec.socket()))
 	}
 	r.remove(i)

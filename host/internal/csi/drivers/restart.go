@@ -121,15 +121,6 @@ func (i *instance) wait(spec Spec, changed []string) {
 	i.event("configuration-waits", i.note, nil)
 }
 
-// supersede lets the configuration that waits be applied: there is no process any more.
-func (i *instance) supersede() {
-	select {
-	case <-i.superseded:
-	default:
-		close(i.superseded)
-	}
-}
-
 // apply restarts the driver with the configuration that waits, once it is not in use or its process has ended.
 func (i *instance) apply(ctx context.Context) {
 	for i.inUse() {

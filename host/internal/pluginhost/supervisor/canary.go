@@ -120,7 +120,7 @@ func (i *instance) noCanary() error {
 func (i *instance) startCanary(ctx context.Context, gen *generation, percent int) error {
 	was := i.rec
 	i.rec.Pinned, i.rec.Refused = "", nil
-	src, problems, err := i.candidate()
+	src, problems, err := i.binaries.candidate()
 	i.rec.Pinned, i.rec.Refused = was.Pinned, was.Refused
 	switch {
 	case err != nil:

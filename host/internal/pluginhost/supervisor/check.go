@@ -55,11 +55,11 @@ func Check(cfg Config) (all []Status, problems map[string]error, err error) {
 
 // check returns why the plugin could not be started, as far as that can be known without a process.
 func (i *instance) check() error {
-	src, _, err := i.candidate()
+	src, _, err := i.binaries.candidate()
 	if err != nil {
 		return err
 	}
-	errs := []error{i.checkAllowed(src.SHA256)}
+	errs := []error{i.binaries.checkAllowed(src.SHA256)}
 	if src.Path != "" {
 		if err := trusted.File(src.Path); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", filepath.Base(src.Path), err))

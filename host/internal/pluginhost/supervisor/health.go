@@ -110,7 +110,7 @@ func (g *generation) Watch(ctx context.Context) error {
 			switch {
 			case h.healthy:
 				unwell.Stop()
-			case g.i.procs.OnProbation(g.Process, g.Run.SHA256):
+			case g.i.procs.MayGoBack(g.Process, g.Run.SHA256):
 				return managed.NewAlive(fmt.Errorf("it is unhealthy: %s", h.message))
 			case was.IsZero():
 				unwell.Reset(unhealthyFor)

@@ -12,14 +12,13 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-version"
 
 	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/internal/notify"
 )
 
-// instance is one plugin, whose processes a managed.Set runs: instance decides what runs (owner.go), starts and reaches
-// it (transport.go), and tells others. The set's goroutine alone writes the record and calls what changes it; others read
+// instance is one plugin, whose processes a managed.Set runs: instance decides what runs (hooks.go, binaries.go), starts
+// and reaches it (transport.go), and tells others. The set's goroutine alone writes the record and calls what changes it; others read
 // the current generation and the status, and send requests (operator.go).
 type instance struct {
 	sup      *Supervisor
@@ -31,10 +30,9 @@ type instance struct {
 	log      hclog.Logger
 	logPath  string
 	rec      record
-	loaded   bool              // rec was read from disk
-	procs    *managed.Set      // its processes
-	proofs   map[string]proven // signatures of files of the plugin directory
-	promised *version.Version  // that the next process has to report; nil: any
+	loaded   bool         // rec was read from disk
+	procs    *managed.Set // its processes
+	binaries *binaries
 
 	current atomic.Pointer[generation] // nil while no process serves
 	canary  atomic.Pointer[canary]     // nil if there is none
@@ -57,10 +55,10 @@ func newInstance(s *Supervisor, name string, spec Plugin) *instance {
 		sup: s, name: name, wanted: spec, spec: spec, unfit: map[string]bool{},
 		log:     s.log.Named(name),
 		logPath: filepath.Join(s.dir, "logs", name+".log"),
-		proofs:  map[string]proven{},
 		gone:    make(chan struct{}),
 		status:  Status{Name: name, State: Starting},
 	}
+	i.binaries = &binaries{instance: i, proofs: map[string]proven{}}
 	i.manage()
 	i.recall()
 	return i
@@ -69,27 +67,34 @@ func newInstance(s *Supervisor, name string, spec Plugin) *instance {
 // manage makes the set of the plugin's processes.
 func (i *instance) manage() {
 	i.procs = managed.New(managed.Config{
-		Name: i.name, Store: i.sup.store, Record: &i.rec.Record, Owner: i,
-		Save: func() error { return i.rec.save(i.sup.dir) },
-		Ready: func() (err error) {
-			i.rec, err = loadRecord(i.sup.dir, i.name)
-			i.loaded = err == nil
-			return err
-		},
-		Admit: i.admit, LogPath: i.logPath, Log: i.log,
+		Name: i.name, Store: i.sup.store, Record: &i.rec.Record,
+		Save:  func() error { return i.rec.save(i.sup.dir) },
+		Admit: i.binaries.admit, LogPath: i.logPath, Log: i.log,
 		StartTimeout: i.sup.cfg.StartTimeout, StopTimeout: i.sup.cfg.StopTimeout, Restart: i.sup.cfg.Restart,
-		NewMeter: i.newMeter,
-		Forget: func(run *managed.Run) error {
-			var err error
-			if run.Process != nil {
-				err = removeCursor(i.sup.dir, run.Process.Token)
-			}
-			if run.Dir != "" {
-				err = errors.Join(err, os.RemoveAll(run.Dir))
-			}
-			return err
+		Transport: transport{i},
+		Hooks: managed.Hooks{
+			Ready: func() (err error) {
+				i.rec, err = loadRecord(i.sup.dir, i.name)
+				i.loaded = err == nil
+				return err
+			},
+			Choose: i.chooseNext, Same: i.same, Examine: i.examine, Served: i.serves, OnProbation: i.onProbation,
+			StartFailed: i.startFailed, Stops: i.stops, Inherited: i.inherited, Forget: i.forgetRun, NewMeter: i.newMeter,
+			Report: i.report,
 		},
 	})
+}
+
+// forgetRun removes the socket and the cursor of a process that is gone.
+func (i *instance) forgetRun(run *managed.Run) error {
+	var err error
+	if run.Process != nil {
+		err = removeCursor(i.sup.dir, run.Process.Token)
+	}
+	if run.Dir != "" {
+		err = errors.Join(err, os.RemoveAll(run.Dir))
+	}
+	return err
 }
 
 // announce reports the generation that callers use now.
@@ -120,7 +125,7 @@ func (i *instance) announce(gen *generation, how EventType, message string) {
 
 // copyRecord returns what copies the parts of the record that the status shows.
 func (i *instance) copyRecord() func(*Status) {
-	versions := i.versions()
+	versions := i.binaries.versions()
 	return func(s *Status) {
 		s.Pinned, s.LastGood, s.Versions = i.rec.Pinned, i.rec.LastGood, versions
 		s.Refused, s.Swaps = maps.Clone(i.rec.Refused), slices.Clone(i.rec.Swaps)

@@ -72,7 +72,7 @@ func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.
 		}
 		var err error
 		if to != "" {
-			back, err = i.resolve(to)
+			back, err = i.binaries.resolve(to)
 		}
 		switch {
 		case err != nil:
@@ -119,14 +119,14 @@ func (s *Supervisor) Pin(ctx context.Context, name, which string) (Status, error
 		sha, err := "", error(nil)
 		switch {
 		case which != "":
-			sha, err = i.resolve(which)
+			sha, err = i.binaries.resolve(which)
 		case gen != nil:
 			sha = gen.Run.SHA256
 		default:
 			err = fmt.Errorf("%w: none serves now, so name one: pannier plugin pin %s VERSION", ErrNoCopy, i.name)
 		}
 		if err == nil {
-			err = i.keep(sha)
+			err = i.binaries.keep(sha)
 		}
 		if err != nil {
 			return nil, err
@@ -155,7 +155,7 @@ func (s *Supervisor) Unpin(ctx context.Context, name string) (Status, error) {
 
 // keep makes sure that there is a copy with that checksum: one that is kept already, or a new one made from the
 // plugin directory.
-func (i *instance) keep(sha string) error {
+func (i *binaries) keep(sha string) error {
 	if i.sup.store.Has(sha, i.name) {
 		return nil
 	}

@@ -258,7 +258,7 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 // it.
 func (g *generation) judge() error {
 	why := g.outcomes.degraded()
-	if why != "" && g.i.procs.OnProbation(g.Process, g.Run.SHA256) {
+	if why != "" && g.i.procs.MayGoBack(g.Process, g.Run.SHA256) {
 		return errors.New(why)
 	}
 	g.outcomes.decided()

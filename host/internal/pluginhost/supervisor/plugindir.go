@@ -11,10 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/hashicorp/go-version"
 
-	"github.com/pannier/pannier/host/internal/system/filewatch"
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/signing"
 	"github.com/pannier/pannier/internal/trusted"
 )
@@ -107,93 +106,24 @@ const (
 	// settleTime is how long the plugin directory must be unchanged before it is read: a file that is being copied
 	// changes all the time.
 	settleTime = 100 * time.Millisecond
-	// rewatchEvery is how often a watch is tried again if the plugin directory does not exist or cannot be
-	// watched, and how often it is checked where links in it lead.
-	rewatchEvery = 5 * time.Second
+	// lookEvery is how often the plugin directory is looked at in any case: not every file system reports changes.
+	lookEvery = 5 * time.Second
 )
 
 // watchDir reads the plugin directory again whenever something in it, or in a directory that a link in it leads
 // to, has changed.
 func (s *Supervisor) watchDir(ctx context.Context) {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		s.log.Error("the plugin directory cannot be watched; it is read from time to time instead", "error", err)
-		s.poll(ctx)
-		return
-	}
-	defer filewatch.Close(watcher)
-	settled := time.NewTimer(0)
-	defer settled.Stop()
-	var retry <-chan time.Time // nil: nothing can change without an event
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-watcher.Events:
-			s.unsettled.Store(true)
-			settled.Reset(settleTime)
-		case err := <-watcher.Errors: // the queue overflowed
-			s.log.Warn("changes of the plugin directory may have been missed; it is read again", "error", err)
-			settled.Reset(settleTime)
-		case <-settled.C:
-			_, retry = s.watchAll(watcher)
-			s.unsettled.Store(false)
-			s.rescan()
-		case <-retry:
-			var added bool
-			if added, retry = s.watchAll(watcher); added {
-				settled.Reset(settleTime)
+	managed.WatchFiles(ctx, s.cfg.PluginDir, func() (paths []string) {
+		for _, files := range s.allFiles() {
+			for _, f := range files {
+				paths = append(paths, f.path)
 			}
 		}
-	}
-}
-
-// poll is used instead of a watch if that is impossible.
-func (s *Supervisor) poll(ctx context.Context) {
-	tick := time.NewTicker(rewatchEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			s.rescan()
-		}
-	}
-}
-
-// watchAll watches the plugin directory and the directories that links in it lead to. It returns whether a watch
-// was added, and when to call it again: nil if the next event is soon enough.
-func (s *Supervisor) watchAll(watcher *fsnotify.Watcher) (added bool, again <-chan time.Time) {
-	dirs := []string{s.cfg.PluginDir}
-	linked := false
-	for _, files := range s.allFiles() {
-		for _, f := range files {
-			target, err := filepath.EvalSymlinks(f.path)
-			if dir := filepath.Dir(target); err == nil && !slices.Contains(dirs, dir) {
-				dirs = append(dirs, dir)
-			}
-			linked = linked || target != f.path
-		}
-	}
-	watched := watcher.WatchList()
-	complete := true
-	for _, dir := range dirs {
-		if slices.Contains(watched, dir) {
-			continue
-		}
-		err := watcher.Add(dir)
-		added, complete = added || err == nil, complete && err == nil
-	}
-	for _, dir := range watched {
-		if !slices.Contains(dirs, dir) {
-			_ = watcher.Remove(dir) // it may be gone
-		}
-	}
-	if linked || !complete {
-		again = time.After(rewatchEvery)
-	}
-	return added, again
+		return paths
+	}, settleTime, lookEvery, func() { s.unsettled.Store(true) }, func() {
+		s.unsettled.Store(false)
+		s.rescan()
+	})
 }
 
 // rescan reads the plugin directory, starts new plugins, and makes all instances check which binary should run.

@@ -103,7 +103,7 @@ func (i *instance) reload(ctx context.Context, gen *generation, spec Plugin) (*m
 	if err == nil {
 		i.set("", "", func(s *Status) { s.ConfigProblem = "" })
 	}
-	if not := errors.Join(i.checkAllowed(gen.Run.SHA256), i.spec.checkVersion(gen.Run.Version)); not != nil {
+	if not := errors.Join(i.binaries.checkAllowed(gen.Run.SHA256), i.spec.checkVersion(gen.Run.Version)); not != nil {
 		i.wanted, i.spec, i.rec.Refused = was, was.with(i.spec.settings()), refused
 		return nil, errors.Join(fmt.Errorf("%w: %w", errNotAllowed, not), err, i.rec.save(i.sup.dir))
 	}

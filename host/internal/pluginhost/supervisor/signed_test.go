@@ -34,12 +34,12 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	i := newInstance(sup, "plugin", Plugin{Name: "plugin"})
 	sha, err := i.procs.Sum(path)
 	check.NoError(t, err)
-	check.NoError(t, i.signed(file{path: path}, sha))
-	_, unpin, err := sup.store.Add(path, "plugin", i.admit)
+	check.NoError(t, i.binaries.signed(file{path: path}, sha))
+	_, unpin, err := sup.store.Add(path, "plugin", i.binaries.admit)
 	check.NoError(t, err)
 	unpin()
 	check.NoError(t, os.WriteFile(path, []byte("#!/bad/sh"), 0o700)) //nolint:gosec // it is a program
-	if bin, _, err := sup.store.Add(path, "plugin", i.admit); !errors.Is(err, signing.ErrSignature) {
+	if bin, _, err := sup.store.Add(path, "plugin", i.binaries.admit); !errors.Is(err, signing.ErrSignature) {
 		t.Errorf("a copy of the changed file is made, %+v, %v", bin, err)
 	}
 }

@@ -25,14 +25,12 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
+// transport starts and reaches the processes of a plugin.
+type transport struct{ *instance }
+
 // Start starts a process and brings it up.
-func (i *instance) Start(ctx context.Context, p *managed.Process, bin managed.Binary, fork func(process.Spec) error,
+func (i transport) Start(ctx context.Context, p *managed.Process, bin managed.Binary, fork func(process.Spec) error,
 ) (managed.Conn, error) {
-	if id := i.rec.Identities[bin.SHA256]; id != "" && p.Beside == nil && i.path == "" {
-		if err := i.claim(ctx, id); err != nil {
-			return nil, err
-		}
-	}
 	// One that is only verified opens no sockets.
 	var sockets []string
 	var files []*os.File
@@ -69,16 +67,16 @@ func (i *instance) Start(ctx context.Context, p *managed.Process, bin managed.Bi
 	if err != nil {
 		return nil, err
 	}
-	return i.connected(ctx, p, c, i.promised)
+	return i.connected(ctx, p, c, i.binaries.promised)
 }
 
 // Reattach brings a process of an earlier host up again, with the configuration that it has: if that is another one now,
 // a new process takes over.
-func (i *instance) Reattach(ctx context.Context, p *managed.Process) (managed.Conn, error) {
+func (i transport) Reattach(ctx context.Context, p *managed.Process) (managed.Conn, error) {
 	if s, ok := i.rec.Settings[p.Run.SHA256]; ok {
 		i.spec = i.wanted.with(s)
 	}
-	if err := i.checkAllowed(p.Run.SHA256); err != nil {
+	if err := i.binaries.checkAllowed(p.Run.SHA256); err != nil {
 		return nil, err
 	}
 	c, err := client.Reattach(ctx, p, i.clientConfig(p.Run.Process.Token, p.Run.Number))
@@ -96,10 +94,10 @@ func (i *instance) Reattach(ctx context.Context, p *managed.Process) (managed.Co
 }
 
 // connected makes a generation of a process that has done the handshake, and brings it up.
-func (i *instance) connected(ctx context.Context, p *managed.Process, c *client.Client, promised *version.Version,
+func (i transport) connected(ctx context.Context, p *managed.Process, c *client.Client, promised *version.Version,
 ) (managed.Conn, error) {
 	gen := &generation{
-		Process: p, i: i, client: c, conn: c.Conn,
+		Process: p, i: i.instance, client: c, conn: c.Conn,
 		api: pluginv1.NewPluginServiceClient(c.Conn), retiring: make(chan struct{}), drained: make(chan struct{}),
 		outcomes: newOutcomes(),
 	}
@@ -122,7 +120,7 @@ func (i *instance) connected(ctx context.Context, p *managed.Process, c *client.
 }
 
 // Move lets callers use another generation. The events of both are read while both exist.
-func (i *instance) Move(ctx context.Context, from, to *managed.Process, swap *Swap, grace *time.Duration) error {
+func (i transport) Move(ctx context.Context, from, to *managed.Process, swap *Swap, grace *time.Duration) error {
 	old, next := of(from), of(to)
 	if old != nil && swap.Canary == 0 {
 		next.outcomes.before = old.outcomes.tallies()
@@ -145,7 +143,7 @@ func (i *instance) Move(ctx context.Context, from, to *managed.Process, swap *Sw
 }
 
 // Lost takes a generation away from callers.
-func (i *instance) Lost(ctx context.Context, p *managed.Process, why error) {
+func (i transport) Lost(ctx context.Context, p *managed.Process, why error) {
 	end := "the process that serves was lost"
 	if why == nil {
 		end = "the agent stopped"
@@ -161,7 +159,7 @@ func (i *instance) Lost(ctx context.Context, p *managed.Process, why error) {
 }
 
 // issue writes the TLS bundle of a new process.
-func (i *instance) issue(token, dir, path string) error {
+func (i transport) issue(token, dir, path string) error {
 	bundle, err := i.sup.authority.Issue(serverName(token))
 	if err != nil {
 		return err
@@ -173,7 +171,7 @@ func (i *instance) issue(token, dir, path string) error {
 }
 
 // environment returns the part of the host's environment that a plugin gets: nothing that may be a secret.
-func (i *instance) environment() []string {
+func (i transport) environment() []string {
 	var env []string
 	for _, key := range []string{"PATH", "HOME", "LANG", "TZ"} {
 		if v, ok := os.LookupEnv(key); ok {
@@ -187,7 +185,7 @@ func (i *instance) environment() []string {
 }
 
 // clientConfig is the configuration that starting and reattaching share.
-func (i *instance) clientConfig(token string, generation uint64) *goplugin.ClientConfig {
+func (i transport) clientConfig(token string, generation uint64) *goplugin.ClientConfig {
 	cfg := &goplugin.ClientConfig{
 		HandshakeConfig:  wire.Handshake,
 		VersionedPlugins: wire.Plugins(nil),

@@ -69,11 +69,7 @@ func (s *Supervisor) verify(ctx context.Context, path string) (v Verified, err e
 	defer tailing.Wait()
 	defer stopTail()
 
-	sha, err := i.procs.Sum(path)
-	if err != nil {
-		return v, err
-	}
-	p, err := i.procs.Launch(ctx, managed.Source{SHA256: sha, Path: path}, nil)
+	p, err := i.procs.Launch(ctx, managed.Source{Path: path}, nil)
 	if err != nil {
 		return v, err
 	}

@@ -25,7 +25,7 @@ type Version struct {
 
 // versions lists the copies that are kept, the one that served last at the end, then the files of the plugin directory
 // that are not one of them, the highest version first, and the refused ones that are neither.
-func (i *instance) versions() []Version {
+func (i *binaries) versions() []Version {
 	var all []Version
 	at := func(sha string) *Version {
 		n := slices.IndexFunc(all, func(v Version) bool { return v.SHA256 == sha })
@@ -72,7 +72,7 @@ const minSumDigits = 6
 
 // resolve returns the checksum of the version that an operator names: its version, or at least the first 6 digits of
 // its checksum.
-func (i *instance) resolve(name string) (sha string, err error) {
+func (i *binaries) resolve(name string) (sha string, err error) {
 	sum := strings.TrimPrefix(strings.ToLower(name), "sha256:")
 	if managed.IsSum(sum) {
 		return sum, nil

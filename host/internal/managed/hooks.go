@@ -3,6 +3,7 @@ package managed
 import (
 	"context"
 	"errors"
+	"reflect"
 	"time"
 
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -22,30 +23,68 @@ type Transport interface {
 	Lost(ctx context.Context, p *Process, why error)
 }
 
-// Owner decides what runs, and is told what happens. The set's goroutine calls it.
-type Owner interface {
-	Transport
-	// Choose returns what should run, usually by Set.Candidate. p serves; nil: none does.
-	Choose(ctx context.Context, p *Process) (Source, error)
-	// Same says whether a process is as a new one of src would be.
-	Same(p *Process, src Source) bool
-	// Examine returns why a process must not take over from the one that serves; nil: it may.
-	Examine(ctx context.Context, p, next *Process) error
-	// MayOverlap says whether another process may run beside p. If not, p is ended before the next one starts.
-	MayOverlap(p *Process) bool
-	// Served adds to the record that a process of src serves. undo takes that back.
-	Served(p *Process, src Source) (undo func())
+// Hooks decide what runs, and are told what happens. All may be nil. The set's goroutine calls them.
+type Hooks struct {
+	// Ready is called before anything else, until it succeeds; nil: the record is there already.
+	Ready func() error
+	// Choose returns what should run. p serves; nil: none does. Default: Set.Candidate(Config.Files).
+	Choose func(ctx context.Context, p *Process) (Source, error)
+	// Same says whether a process is as a new one of src would be. Default: it runs from the same copy.
+	Same func(p *Process, src Source) bool
+	// MayOverlap says whether another process may run beside p. If not, p is ended before the next one starts. Default: yes.
+	MayOverlap func(p *Process) bool
+	// Examine returns why a process must not take over from the one that serves. Default: it may if it is up.
+	Examine func(ctx context.Context, p, next *Process) error
+	// Served adds to the owner's record that a process of src serves. undo takes that back.
+	Served func(p *Process, src Source) (undo func())
 	// OnProbation says whether a failure of the copy sha makes it refused, so that the one before it runs again. p is its
-	// process, and nil if it could not be started; times is how often it failed in a row.
-	OnProbation(p *Process, sha string, times int) bool
-	// StartFailed says whether a start is repeated at once: the owner has changed something.
-	StartFailed(src Source, err error) bool
-	// Stops says whether the process ends with Run; p is nil if none serves.
-	Stops(p *Process) bool
-	// Inherited is called before a process that an earlier host has left beside the one that serves is ended.
-	Inherited(ctx context.Context, p *Process, run *Run)
-	// Report tells what has happened.
-	Report(e Event)
+	// process, and nil if it could not be started; times is how often it failed in a row. Default: it took over less than
+	// Restart.Stable ago.
+	OnProbation func(p *Process, sha string, times int) bool
+	// StartFailed says whether a start is repeated at once, since the owner has changed something. Default: no.
+	StartFailed func(src Source, err error) bool
+	// Stops says whether the process ends with Run; p is nil if none serves. Default: it is left to the next host.
+	Stops func(p *Process) bool
+	// Inherited is called before a process ends that an earlier host has left beside the one that serves.
+	Inherited func(ctx context.Context, p *Process, run *Run)
+	// Forget removes what the owner has for a process that is gone.
+	Forget func(run *Run) error
+	// KeepMounts says whether what serves FUSE file systems outlives the processes that started it, since they are in use.
+	// What is left is in Record.Left. Default: no.
+	KeepMounts func() bool
+	// NewMeter makes the meter of a process; nil: it has no limits.
+	NewMeter func(giveUp func(why error)) *Meter
+	// Report is told what has happened.
+	Report func(e Event)
+}
+
+func (h Hooks) withDefaults(s *Set) Hooks {
+	def(&h.Ready, func() error { return nil })
+	def(&h.Choose, func(context.Context, *Process) (Source, error) {
+		src, _, err := s.Candidate(s.Files)
+		return src, err
+	})
+	def(&h.Same, func(p *Process, src Source) bool { return p.Run.SHA256 == src.SHA256 })
+	def(&h.MayOverlap, func(*Process) bool { return true })
+	def(&h.Examine, func(context.Context, *Process, *Process) error { return nil })
+	def(&h.Served, func(*Process, Source) func() { return func() {} })
+	def(&h.OnProbation, func(p *Process, _ string, _ int) bool {
+		return p != nil && time.Since(p.Run.TookOver) < s.Restart.Stable
+	})
+	def(&h.StartFailed, func(Source, error) bool { return false })
+	def(&h.Stops, func(*Process) bool { return false })
+	def(&h.Inherited, func(context.Context, *Process, *Run) {})
+	def(&h.Forget, func(*Run) error { return nil })
+	def(&h.KeepMounts, func() bool { return false })
+	def(&h.NewMeter, func(func(error)) *Meter { return nil })
+	def(&h.Report, func(Event) {})
+	return h
+}
+
+func def[F any](hook *F, value F) {
+	if reflect.ValueOf(*hook).IsNil() {
+		*hook = value
+	}
 }
 
 // Event is something that has happened.
@@ -57,7 +96,7 @@ type Event struct {
 	Wait    time.Duration // until the next start
 	Times   int           // how many starts have failed in a row, or processes ended soon
 	Killed  bool          // of Ended: by the host
-	Retried bool          // of NotSwapped: it is tried again at once, since Owner.StartFailed has changed something
+	Retried bool          // of NotSwapped: it is tried again at once, since Hooks.StartFailed has changed something
 }
 
 // What says what has happened.
