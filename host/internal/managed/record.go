@@ -1,7 +1,11 @@
 package managed
 
 import (
+	"encoding/json"
+	"errors"
+	"io/fs"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -211,4 +215,16 @@ func (r *Record) forget(run *Run) {
 	if r.Serving == run.Number {
 		r.Serving = 0
 	}
+}
+
+// readRecord reads a record that is alone in a file. A file that does not exist is an empty record.
+func readRecord(path string, r *Record) error {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, r)
+	}
+	return err
 }

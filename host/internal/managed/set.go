@@ -1,6 +1,7 @@
 package managed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/program"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // Config is what a Set needs.
@@ -21,14 +23,16 @@ type Config struct {
 	Name  string // of the program, in the store
 	Store *Store
 	Files []File // that may run, the preferred one first; see Hooks.Choose
-	// Record is a part of the owner's record. Save writes that, and returns when it is on the disk.
-	Record *Record
-	Save   func() error
+	// Record is a part of the owner's record. Save writes that, and returns when it is on the disk. Without them, and
+	// Hooks.Ready, the record is alone in the file RecordPath.
+	Record     *Record
+	Save       func() error
+	RecordPath string
 	// Admit decides which copies may run; nil: all.
 	Admit   Admit
 	LogPath string // of the file that the processes print to
 	Log     hclog.Logger
-	// StartTimeout bounds a start until the process is up, and StopTimeout its end.
+	// StartTimeout bounds a start until the process is up, and StopTimeout its end; default 10 s.
 	StartTimeout, StopTimeout time.Duration
 	Restart                   Restart
 	Transport
@@ -38,7 +42,7 @@ type Config struct {
 // Restart is the backoff between two starts: it begins at Min, doubles each time up to Max, with jitter, and is
 // reset once a process has run for Stable.
 type Restart struct {
-	Min, Max, Stable time.Duration
+	Min, Max, Stable time.Duration // default 1 s, 60 s, 60 s
 }
 
 // Set is the processes of one program. Its methods are for the goroutine of Run, except Do, Recheck, RecheckIn and Retry.
@@ -66,6 +70,14 @@ type Set struct {
 
 // New makes a set. Run starts its processes.
 func New(cfg Config) *Set {
+	if cfg.Record == nil {
+		cfg.Record = &Record{}
+		cfg.Save = func() error { return atomicfile.WriteJSON(cfg.RecordPath, cfg.Record) }
+		cfg.Ready = func() error { return readRecord(cfg.RecordPath, cfg.Record) }
+	}
+	cfg.StartTimeout, cfg.StopTimeout = cmp.Or(cfg.StartTimeout, 10*time.Second), cmp.Or(cfg.StopTimeout, 10*time.Second)
+	r := &cfg.Restart
+	r.Min, r.Max, r.Stable = cmp.Or(r.Min, time.Second), cmp.Or(r.Max, time.Minute), cmp.Or(r.Stable, time.Minute)
 	s := &Set{
 		Config: cfg, requests: make(chan request), rechecks: make(chan struct{}, 1), retries: make(chan struct{}, 1),
 		stopped: make(chan struct{}), sums: map[string]hashed{},

@@ -10,9 +10,15 @@ import (
 )
 
 // WatchFiles calls changed at once, and when the files in dir, or those that links in it lead to, may have changed and have
-// not since for settle. links lists what may be a link. soon is called at the first change. It returns when ctx has ended.
+// not since for settle. links lists what may be a link. soon is called at each change. Both may be nil. It returns when ctx has ended.
 // A change that the file system does not report is found after poll.
 func WatchFiles(ctx context.Context, dir string, links func() []string, settle, poll time.Duration, soon, changed func()) {
+	if links == nil {
+		links = func() []string { return nil }
+	}
+	if soon == nil {
+		soon = func() {}
+	}
 	watch := watchAll(dir, links())
 	for {
 		changed()

@@ -68,7 +68,7 @@ func TestDriverProgramIsOverwritten(t *testing.T) {
 		return n > 0 && d.GetSwaps()[n-1].GetRollback() && d.GetProgramSha256() == second.GetProgramSha256()
 	})
 	out := h.Run("driver", "history", "local")
-	if want := "rolled back: its process"; !strings.Contains(out, want) {
+	if want := "rolled back: the process ended"; !strings.Contains(out, want) {
 		t.Errorf("the history has no %q:\n%s", want, out)
 	}
 	// Half a file is not run.

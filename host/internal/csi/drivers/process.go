@@ -83,7 +83,7 @@ func (i *instance) supervise(ctx context.Context) error {
 	wg.Go(func() {
 		file := i.spec.Command[0]
 		managed.WatchFiles(helpers, filepath.Dir(file), func() []string { return []string{file} }, i.r.timing.programEvery,
-			i.r.timing.tendEvery, func() {}, i.procs.Recheck)
+			i.r.timing.tendEvery, nil, i.procs.Recheck)
 	})
 	err := i.procs.Run(ctx)
 	if i.stops(nil) && !i.procs.KeepMounts() {

@@ -59,7 +59,7 @@ type Canary struct {
 func (c *canary) snapshot(serving *generation) *Canary {
 	s := &Canary{
 		Generation: c.gen.Run.Number, Version: c.gen.Run.Version, SHA256: c.gen.Run.SHA256, PID: c.gen.PID(), StartedAt: c.began,
-		Percent: c.share, Users: c.gen.userCount(),
+		Percent: c.share, Users: c.gen.Count(),
 	}
 	s.Calls, s.FailedCalls = c.gen.Calls()
 	beside := c.beside(serving)
@@ -209,7 +209,7 @@ func (i *instance) endCanary(ctx context.Context, gen *generation, why string, g
 	if c == nil {
 		return nil
 	}
-	c.gen.retire()
+	c.gen.Retire()
 	c.unwatch()
 	c.watching.Wait()
 	if c.why != nil {

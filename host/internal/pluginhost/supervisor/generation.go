@@ -3,7 +3,6 @@ package supervisor
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,6 +16,7 @@ import (
 // releases it afterwards. A retired generation is stopped when its last user has released it, or at a deadline.
 type generation struct {
 	*managed.Process
+	*managed.Users
 	i        *instance
 	identity string // what it says it is
 
@@ -32,12 +32,6 @@ type generation struct {
 
 	abandoned context.Context    // ends when the calls that are left are given up
 	abandon   context.CancelFunc // ends abandoned
-
-	mu       sync.Mutex
-	users    int
-	retired  bool
-	retiring chan struct{} // closed when it is retired
-	drained  chan struct{} // closed when it is retired and has no users left
 }
 
 // describe describes a generation in messages.
@@ -56,45 +50,6 @@ func (g *generation) side() Side {
 	s := Side{Generation: g.Run.Number, Version: g.Run.Version, SHA256: g.Run.SHA256}
 	s.Calls, s.FailedCalls = g.Calls()
 	return s
-}
-
-// acquire adds a user. It fails on a retired generation.
-func (g *generation) acquire() (release func(), ok bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.retired {
-		return nil, false
-	}
-	g.users++
-	return sync.OnceFunc(func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.users--
-		g.checkDrained()
-	}), true
-}
-
-// retire makes acquire fail from now on.
-func (g *generation) retire() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.retired {
-		g.retired = true
-		close(g.retiring)
-		g.checkDrained()
-	}
-}
-
-func (g *generation) checkDrained() {
-	if g.retired && g.users == 0 {
-		close(g.drained)
-	}
-}
-
-func (g *generation) userCount() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.users
 }
 
 // Drain waits until a retired generation has no users: up to grace or, without it, DrainTimeout, but StopTimeout if the
@@ -120,7 +75,7 @@ func (g *generation) drainedIn(ctx context.Context, timeout time.Duration) bool 
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
-	case <-g.drained:
+	case <-g.Drained():
 	case <-timer.C:
 		return false
 	case <-g.OverLimit():

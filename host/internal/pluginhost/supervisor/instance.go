@@ -188,7 +188,7 @@ func (i *instance) snapshot() Status {
 	s, c := i.status, i.canary.Load()
 	i.mu.Unlock()
 	if gen := i.current.Load(); gen != nil {
-		s.Users = gen.userCount()
+		s.Users = gen.Count()
 		s.Calls, s.FailedCalls = gen.Calls()
 		s.Degraded = gen.outcomes.degraded()
 		if c != nil {
@@ -201,7 +201,7 @@ func (i *instance) snapshot() Status {
 // acquire waits for the serving generation and acquires it; forCall, it is the canary if that gets the call.
 func (i *instance) acquire(ctx context.Context, forCall bool) (*generation, func(), error) {
 	if c := i.canary.Load(); forCall && c != nil && c.takes() && !c.gen.Ended() {
-		if release, ok := c.gen.acquire(); ok {
+		if release, ok := c.gen.Acquire(); ok {
 			return c.gen, release, nil
 		}
 	}
@@ -209,7 +209,7 @@ func (i *instance) acquire(ctx context.Context, forCall bool) (*generation, func
 		changed := i.changed.Wait()
 		// A process that has just died is still current for a moment.
 		if gen := i.current.Load(); gen != nil && !gen.Ended() {
-			if release, ok := gen.acquire(); ok {
+			if release, ok := gen.Acquire(); ok {
 				return gen, release, nil
 			}
 		}

@@ -247,7 +247,7 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 	select {
 	case <-judged:
 		return err
-	case <-c.gen.retiring:
+	case <-c.gen.Retired():
 		return replaced{err}
 	case <-ctx.Done():
 		return err

@@ -296,7 +296,7 @@ func (s *Supervisor) acquire(ctx context.Context, name string, forCall bool) (Ha
 		return Handle{}, err
 	}
 	return Handle{
-		Conn: counted{gen.conn, gen}, Kind: gen.Run.Kind, Version: gen.Run.Version, Retired: gen.retiring, Ended: gen.Done(),
+		Conn: counted{gen.conn, gen}, Kind: gen.Run.Kind, Version: gen.Run.Version, Retired: gen.Retired(), Ended: gen.Done(),
 		Release: release,
 	}, nil
 }

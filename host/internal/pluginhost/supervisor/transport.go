@@ -97,9 +97,8 @@ func (i transport) Reattach(ctx context.Context, p *managed.Process) (managed.Co
 func (i transport) connected(ctx context.Context, p *managed.Process, c *client.Client, promised *version.Version,
 ) (managed.Conn, error) {
 	gen := &generation{
-		Process: p, i: i.instance, client: c, conn: c.Conn,
-		api: pluginv1.NewPluginServiceClient(c.Conn), retiring: make(chan struct{}), drained: make(chan struct{}),
-		outcomes: newOutcomes(),
+		Process: p, Users: managed.NewUsers(), i: i.instance, client: c, conn: c.Conn,
+		api: pluginv1.NewPluginServiceClient(c.Conn), outcomes: newOutcomes(),
 	}
 	if i.sup.cfg.Services != nil {
 		i.sup.cfg.Services.Attach(i.name, gen.conn)
@@ -136,8 +135,8 @@ func (i transport) Move(ctx context.Context, from, to *managed.Process, swap *Sw
 		next.events = i.follow(ctx, next.conn, to.Run, to.Done())
 	}
 	if old != nil {
-		old.retire()
-		swap.Carried = old.userCount()
+		old.Retire()
+		swap.Carried = old.Count()
 	}
 	return nil
 }
@@ -152,7 +151,7 @@ func (i transport) Lost(ctx context.Context, p *managed.Process, why error) {
 		i.log.Error("the record of a canary could not be written", "error", err)
 	}
 	i.current.Store(nil)
-	of(p).retire()
+	of(p).Retire()
 	if why != nil {
 		i.set("", "", func(s *Status) { s.State, s.LastError = BackingOff, why.Error() })
 	}
