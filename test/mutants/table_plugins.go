@@ -403,7 +403,7 @@ var plugins = []mutant{
 		in: "host/internal/system/program", decl: "checkWritten",
 		old: "	case errors.Is(err, unix.EAGAIN):\n		return ErrWriting\n",
 		new: "	case errors.Is(err, unix.EAGAIN):\n		return nil\n",
-		pkg: supervisorPkg, run: "^TestHalfAFileIsNotRun$",
+		pkg: supervisorPkg, run: "^TestBadPrograms$/^is_being_written$",
 	},
 	{
 		name: "config-in-place", promise: "a changed config block is tried in a new process before it replaces what serves",

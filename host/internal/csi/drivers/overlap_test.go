@@ -152,9 +152,7 @@ func TestProgramTakesOverBesideTheOld(t *testing.T) {
 // A new program that is no good is refused, and nobody notices.
 func TestBadProgramBesideTheOld(t *testing.T) {
 	for trailer, want := range map[string]string{
-		"hang":       "it does not listen on",
 		"not ready":  "not ready",
-		"die":        "exit status 3",
 		"steal":      "it does not listen on",
 		"other name": `provider "other.example.com", not "test.example.com"`,
 		"no stats":   "node VolumeStats false, not true",

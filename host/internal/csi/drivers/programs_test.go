@@ -6,7 +6,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/pannier/pannier/test/lib/badprograms"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -14,11 +16,7 @@ import (
 // file is overwritten instead of replaced.
 func install(t *testing.T, file, trailer string, inPlace bool) {
 	t.Helper()
-	self, err := os.Executable()
-	check.NoError(t, err)
-	data, err := os.ReadFile(self)
-	check.NoError(t, err)
-	data = append(data, "\n#trailer "+trailer+"\n"...)
+	data := withTrailer(t, trailer)
 	if inPlace {
 		f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
 		check.NoError(t, err)
@@ -29,6 +27,15 @@ func install(t *testing.T, file, trailer string, inPlace bool) {
 	}
 	check.NoError(t, os.WriteFile(file+".tmp", data, 0o755)) //nolint:gosec // it is a program
 	check.NoError(t, os.Rename(file+".tmp", file))
+}
+
+func withTrailer(t *testing.T, trailer string) []byte {
+	t.Helper()
+	self, err := os.Executable()
+	check.NoError(t, err)
+	data, err := os.ReadFile(self)
+	check.NoError(t, err)
+	return append(data, "\n#trailer "+trailer+"\n"...)
 }
 
 // programmed opens a driver in use whose program is a file of its own.
@@ -136,19 +143,26 @@ func TestBrokenProgramIsRolledBack(t *testing.T) {
 	}
 }
 
-// A program that the configuration does not allow, or that others can write to, does not take over.
-func TestProgramThatMayNotRun(t *testing.T) {
-	h, file, _ := programmed(t)
-	first, err := h.Get("a")
-	check.NoError(t, err)
-	install(t, file, "2.0", false)
-	second := h.version("2.0")
-	check.NoError(t, os.Chmod(file, 0o777)) //nolint:gosec // that is the point
-	check.NoError(t, os.WriteFile(file, []byte("half a program"), 0))
-	d := h.wait("a", "looked at", func(d Driver) bool { return d.ProgramProblem != "" })
-	if d.PID != second.PID || !strings.Contains(d.ProgramProblem, "chmod") || !d.Healthy {
-		t.Errorf("%+v follows %+v after %+v", d, second, first)
-	}
+// What is wrong with a program does not end the one that serves (package badprograms).
+func TestBadPrograms(t *testing.T) {
+	badprograms.Run(t, func(t *testing.T) badprograms.Host {
+		h, file, _ := twice(t, func(s *Spec) { s.HealthTimeout = 5 * time.Second })
+		return badprograms.Host{
+			File: file, Good: func(version string) []byte { return withTrailer(t, version) },
+			Dies: withTrailer(t, "die"), Words: "this build is broken", Hangs: withTrailer(t, "hang"),
+			Serves: func() (int, string) {
+				d, err := h.Get("a")
+				if err != nil || !d.Healthy {
+					return 0, ""
+				}
+				return d.PID, d.Fingerprint.Version
+			},
+			Says: func() string {
+				d, _ := h.Get("a")
+				return d.ProgramProblem
+			},
+		}
+	})
 }
 
 // A process that serves file systems in use is replaced when they are not in use any more.

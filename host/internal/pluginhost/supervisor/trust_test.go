@@ -6,10 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/test/lib/badprograms"
 )
 
 // refused waits until a plugin is refused as a duplicate, and checks what says so.
@@ -120,57 +122,31 @@ func TestTwoFilesOfOneName(t *testing.T) {
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.FileProblem == "" })
 }
 
-// A file is copied over the plugin's in two parts, and the writer pauses, or dies, between them. Half a file is never
-// run; the whole one takes over. In the pause its size and its headers are right already.
-func TestHalfAFileIsNotRun(t *testing.T) {
+// What is wrong with a program does not end the one that serves (package badprograms).
+func TestBadPrograms(t *testing.T) {
 	t.Parallel()
-	for name, dies := range map[string]bool{"the writer pauses": false, "the writer dies": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			s := w.open()
-			before := mustCall(t, s, "fixture", "")
-			data, err := os.ReadFile(w.path("fixture"))
-			w.must(err)
-			data = append(data, "\n#fixture good 9.9.9\n"...)
-			hole := len(data) / 4 // in the code
-			out, err := os.OpenFile(w.path("fixture"), os.O_WRONLY|os.O_TRUNC, 0)
-			w.must(err)
-			defer out.Close()
-			_, err = out.Write(data[:hole])
-			w.must(err)
-			if dies {
-				w.must(out.Close())
-			} else {
-				_, err = out.WriteAt(data[hole+1<<20:], int64(hole+1<<20))
-				w.must(err)
-			}
-			w.install("marker")
-			await(t, s, "marker", func(st supervisor.Status) bool { return st.State == supervisor.Running }) // it was read
-			if dies {
-				st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.FileProblem != "" })
-				if !strings.Contains(st.FileProblem, w.path("fixture")+": it is incomplete") {
-					t.Errorf("status: %+v", st)
+	badprograms.Run(t, func(t *testing.T) badprograms.Host {
+		t.Parallel()
+		w := newWorld(t)
+		w.cfg.StartTimeout = 5 * time.Second
+		s := w.open()
+		mustCall(t, s, "fixture", "")
+		return badprograms.Host{
+			File: w.path("fixture"), Good: func(version string) []byte { return w.binary("good", version) },
+			Dies: w.binary("exit", "2.0.0"), Words: "the disk is on fire", Hangs: w.binary("hang", "2.0.0"),
+			Serves: func() (int, string) {
+				st := status(t, s, "fixture")
+				return st.PID, st.Version
+			},
+			Says: func() string {
+				st := status(t, s, "fixture")
+				if n := len(st.Swaps); n > 0 {
+					return st.FileProblem + st.Swaps[n-1].Error
 				}
-				out, err = os.OpenFile(w.path("fixture"), os.O_WRONLY, 0)
-				w.must(err)
-				defer out.Close()
-			}
-			if _, err := s.Swap(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrNoSwap) {
-				t.Errorf("half a file, when asked: %v", err)
-			}
-			if after := mustCall(t, s, "fixture", ""); after["pid"] != before["pid"] {
-				t.Error("it was replaced")
-			}
-			_, err = out.WriteAt(data[hole:], int64(hole))
-			w.must(err)
-			w.must(out.Close())
-			await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "9.9.9" })
-			if st := status(t, s, "fixture"); len(st.Swaps) != 1 || len(st.Refused) != 0 || st.FileProblem != "" {
-				t.Errorf("status: %+v", st)
-			}
-		})
-	}
+				return st.FileProblem
+			},
+		}
+	})
 }
 
 // Half a file is there when the host starts, or is verified.
