@@ -85,8 +85,8 @@ func (s *Set) CanGoBack() bool {
 	return !refused && s.Store.Has(s.Record.LastGood, s.Name)
 }
 
-// Sum returns the checksum of a file that can be run. It reads the file only if it has changed. It decides which file is
-// copied; what runs is hashed when it is copied.
+// Sum returns the checksum of a file that can be run. It reads the file only if it has changed. It decides which
+// file is copied; what runs is hashed when it is copied.
 func (s *Set) Sum(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {

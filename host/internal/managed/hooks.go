@@ -11,13 +11,13 @@ import (
 
 // Transport starts the processes of a program, and finds the way to them.
 type Transport interface {
-	// Start makes a process of p.Run from a program: it calls fork once, and returns when the process is up, so that it can
-	// serve. Of an error nothing of it may be left but the process itself.
+	// Start makes a process of p.Run from a program: it calls fork once, and returns when the process is up, so that
+	// it can serve. Of an error nothing of it may be left but the process itself.
 	Start(ctx context.Context, p *Process, bin Binary, fork func(process.Spec) error) (Conn, error)
 	// Reattach finds the way to a process that an earlier host has started. On an error the process is ended.
 	Reattach(ctx context.Context, p *Process) (Conn, error)
-	// Move lets callers use to instead of from, which is nil if none has served. It may add to swap, which is nil then too.
-	// On an error callers still use from.
+	// Move lets callers use to instead of from, which is nil if none has served. It may add to swap, which is nil then
+	// too. On an error callers still use from.
 	Move(ctx context.Context, from, to *Process, swap *Swap, grace *time.Duration) error
 	// Lost takes a process away from callers that is ended, or left to the next host.
 	Lost(ctx context.Context, p *Process, why error)
@@ -31,7 +31,8 @@ type Hooks struct {
 	Choose func(ctx context.Context, p *Process) (Source, error)
 	// Same says whether a process is as a new one of src would be. Default: it runs from the same copy.
 	Same func(p *Process, src Source) bool
-	// MayOverlap says whether another process may run beside p. If not, p is ended before the next one starts. Default: yes.
+	// MayOverlap says whether another process may run beside p. If not, p is ended before the next one starts.
+	// Default: yes.
 	MayOverlap func(p *Process) bool
 	// Examine returns why a process must not take over from the one that serves. Default: it may if it is up.
 	Examine func(ctx context.Context, p, next *Process) error

@@ -28,8 +28,8 @@ type Process struct {
 	measures sync.WaitGroup
 }
 
-// Conn is the way to a process that is up. Its methods are called by the set's goroutine, except Watch, which has one of
-// its own, but is never called while another one is, and Drain and Stop of a process that was replaced.
+// Conn is the way to a process that is up. Its methods are called by the set's goroutine, except Watch, which has
+// one of its own, but is never called while another one is, and Drain and Stop of a process that was replaced.
 type Conn interface {
 	// Watch returns why the process has to be replaced, or nil when ctx has ended. The end of the process, and its limits,
 	// are watched elsewhere. Alive is the error if the process can serve until the next one is up.

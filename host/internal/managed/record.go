@@ -12,9 +12,9 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 )
 
-// Record is what the next host must know of a program and its processes. Its owner writes it as JSON, as a part of a
-// record of its own, whenever Set.Save is called: the intent before the fork, the process after it, the address when the
-// process is up, and which process serves before callers move to it.
+// Record is what the next host must know of a program and its processes. Its owner writes it as JSON, as a part of
+// a record of its own, whenever Set.Save is called: the intent before the fork, the process after it, the address
+// when the process is up, and which process serves before callers move to it.
 type Record struct {
 	Generation uint64 `json:"generation"`        // number of starts, over all hosts
 	Serving    uint64 `json:"serving,omitempty"` // the number of the run that callers use; 0: none

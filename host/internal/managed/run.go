@@ -18,9 +18,9 @@ type request struct {
 	done chan error
 }
 
-// Do runs do in the set's goroutine, between everything else, and waits for it. do returns the process that serves now,
-// if that is another one. While nothing serves p is nil, and the next start begins at once if do returns no error. Errors:
-// that of do; ErrStopped.
+// Do runs do in the set's goroutine, between everything else, and waits for it. do returns the process that serves
+// now, if that is another one. While nothing serves p is nil, and the next start begins at once if do returns no
+// error. Errors: that of do; ErrStopped.
 func (s *Set) Do(ctx context.Context, do func(ctx context.Context, p *Process) (*Process, error)) error {
 	r := request{do: do, done: make(chan error, 1)}
 	select {
@@ -67,7 +67,8 @@ func (s *Set) Run(ctx context.Context) error {
 	defer close(s.stopped)
 	s.drain = drain
 	s.pause = &backoff.ExponentialBackOff{
-		InitialInterval: s.Restart.Min, RandomizationFactor: backoff.DefaultRandomizationFactor, Multiplier: 2, MaxInterval: s.Restart.Max,
+		InitialInterval: s.Restart.Min, MaxInterval: s.Restart.Max, Multiplier: 2,
+		RandomizationFactor: backoff.DefaultRandomizationFactor,
 	}
 	s.pause.Reset()
 	var p *Process
@@ -80,7 +81,8 @@ func (s *Set) Run(ctx context.Context) error {
 		up := time.Now()
 		s.Report(Event{What: Up, Process: p})
 		var why error
-		if p, why = s.serve(ctx, p); ctx.Err() != nil {
+		p, why = s.serve(ctx, p)
+		if ctx.Err() != nil {
 			break
 		}
 		if time.Since(up) >= s.Restart.Stable {
@@ -93,7 +95,7 @@ func (s *Set) Run(ctx context.Context) error {
 	err := s.shutDown(ctx, p)
 	cancel() // nobody is waited for any more
 	s.draining.Wait()
-	s.clearDrained(ctx)
+	s.clearDrained()
 	s.again.Stop()
 	return err
 }
@@ -135,8 +137,8 @@ func (s *Set) bring(ctx context.Context) (p *Process, err error) {
 	return p, nil
 }
 
-// reattach finds the process that served under an earlier host. If it cannot, p is nil, and the earlier host's processes
-// are ended. It returns an error only if the host stops meanwhile.
+// reattach finds the process that served under an earlier host. If it cannot, p is nil, and the earlier host's
+// processes are ended. It returns an error only if the host stops meanwhile.
 func (s *Set) reattach(ctx context.Context) (*Process, error) {
 	run := s.Record.Current()
 	if run == nil || run.Process == nil {
@@ -205,13 +207,13 @@ func (s *Set) failed(ctx context.Context, err error) {
 	s.wait(ctx, Event{What: Failed, Err: err})
 }
 
-// serve watches the process that serves until it is lost, and replaces it when something else should run. It returns the
-// process that served last, and why it was lost.
+// serve watches the process that serves until it is lost, and replaces it when something else should run. It
+// returns the process that served last, and why it was lost.
 func (s *Set) serve(ctx context.Context, p *Process) (*Process, error) {
 	s.clearOthers(ctx, p)
 	s.Recheck() // something else may have come while no host ran
 	for {
-		lost, asked := s.watch(ctx, p)
+		asked, lost := s.watch(ctx, p)
 		alive := errors.As(lost, &Alive{})
 		switch {
 		case ctx.Err() != nil:
@@ -227,7 +229,7 @@ func (s *Set) serve(ctx context.Context, p *Process) (*Process, error) {
 		case lost != nil:
 			return p, lost
 		}
-		s.clearDrained(ctx)
+		s.clearDrained()
 		next, err := s.Replace(ctx, p, nil)
 		switch {
 		case next != nil:
@@ -244,9 +246,9 @@ func (s *Set) serve(ctx context.Context, p *Process) (*Process, error) {
 
 // watch returns when the process must be replaced, when another goroutine asks for something, when something else may
 // have to run, or when ctx ends.
-func (s *Set) watch(ctx context.Context, p *Process) (lost error, asked *request) {
+func (s *Set) watch(ctx context.Context, p *Process) (asked *request, lost error) {
 	if lost, s.lostMeanwhile = s.lostMeanwhile, nil; lost != nil {
-		return lost, nil
+		return nil, lost
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan error, 1)
@@ -257,7 +259,7 @@ func (s *Set) watch(ctx context.Context, p *Process) (lost error, asked *request
 		if lost != nil && !errors.As(lost, &Alive{}) {
 			lost = p.OrEnded(lost)
 		}
-		return lost, nil
+		return nil, lost
 	case <-p.Done():
 		lost = p.OrEnded(nil)
 	case <-p.OverLimit():
@@ -270,11 +272,11 @@ func (s *Set) watch(ctx context.Context, p *Process) (lost error, asked *request
 	cancel()
 	if why := <-watched; lost == nil && why != nil {
 		if asked == nil {
-			return why, nil
+			return nil, why
 		}
 		s.lostMeanwhile = why
 	}
-	return lost, asked
+	return asked, lost
 }
 
 // clearOthers ends the other processes of an earlier host: one that was to take over, or one that had been replaced.
@@ -343,8 +345,8 @@ func (s *Set) rolledBack(p *Process, from Side, err error) {
 	s.Report(Event{What: RolledBack, Process: p, Swap: &swap, Err: err})
 }
 
-// refuseOnProbation refuses a copy that failed while on probation, so that the copy before it is chosen next. It returns
-// whether it did. p is nil if it could not be started.
+// refuseOnProbation refuses a copy that failed while on probation, so that the copy before it is chosen next. It
+// returns whether it did. p is nil if it could not be started.
 func (s *Set) refuseOnProbation(p *Process, sha string, why error) bool {
 	if !s.MayGoBack(p, sha) {
 		return false
@@ -381,7 +383,7 @@ func (s *Set) wait(ctx context.Context, e Event) {
 		case <-timer.C:
 		case <-s.retries:
 		case <-s.rechecks:
-			s.clearDrained(ctx)
+			s.clearDrained()
 			if src, err := s.Choose(ctx, nil); err != nil || src.SHA256 == s.lastTried {
 				continue
 			}

@@ -45,7 +45,8 @@ type Restart struct {
 	Min, Max, Stable time.Duration // default 1 s, 60 s, 60 s
 }
 
-// Set is the processes of one program. Its methods are for the goroutine of Run, except Do, Recheck, RecheckIn and Retry.
+// Set is the processes of one program. Its methods are for the goroutine of Run, except Do, Recheck, RecheckIn and
+// Retry.
 type Set struct {
 	Config
 
@@ -82,7 +83,7 @@ func New(cfg Config) *Set {
 		Config: cfg, requests: make(chan request), rechecks: make(chan struct{}, 1), retries: make(chan struct{}, 1),
 		stopped: make(chan struct{}), sums: map[string]hashed{},
 	}
-	s.Hooks = cfg.Hooks.withDefaults(s)
+	s.Hooks = cfg.withDefaults(s)
 	s.again = time.AfterFunc(time.Hour, s.Recheck)
 	s.again.Stop()
 	return s

@@ -28,8 +28,8 @@ func NewStore(dir string) *Store {
 	return &Store{dir: dir, Sync: atomicfile.Sync, pins: map[string]int{}}
 }
 
-// Admit returns why a copy of the file src must not run, or is nil. temp has its contents; other files that belong to it
-// may be written beside kept, where it is going to be. Of a copy that is kept already all three are the same.
+// Admit returns why a copy of the file src must not run, or is nil. temp has its contents; other files that belong
+// to it may be written beside kept, where it is going to be. Of a copy that is kept already all three are the same.
 type Admit func(src, temp, kept, sha string) error
 
 func (admit Admit) of(src, temp, kept, sha string) error {

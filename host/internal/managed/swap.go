@@ -16,8 +16,8 @@ var errExchange = errors.New("another program runs in its place")
 // failedStop is how long a process may take to end after a failed start.
 const failedStop = time.Second
 
-// Replace brings what should run up beside p, moves callers to it, and leaves p to finish their calls within grace. If it
-// fails, callers notice nothing: p still serves, and nothing of the new process is left. Errors: ErrSame.
+// Replace brings what should run up beside p, moves callers to it, and leaves p to finish their calls within grace.
+// If it fails, callers notice nothing: p still serves, and nothing of the new process is left. Errors: ErrSame.
 func (s *Set) Replace(ctx context.Context, p *Process, grace *time.Duration) (*Process, error) {
 	src, err := s.Choose(ctx, p)
 	if err != nil {
@@ -105,7 +105,7 @@ func (s *Set) Promote(ctx context.Context, p, next *Process, src Source, swap *S
 	}
 	swap.Took = time.Since(swap.At)
 	failpoint.Here("swap", "moved")
-	s.Retire(p, grace)
+	s.Retire(ctx, p, grace)
 	s.Record.Swapped(*swap)
 	s.Report(Event{What: Swapped, Process: next, Swap: swap})
 	if err := s.Save(); err != nil {
@@ -139,11 +139,11 @@ func (s *Set) NotSwapped(p *Process, swap Swap, src Source, err error) {
 }
 
 // Retire lets a process finish its calls within grace, and ends it.
-func (s *Set) Retire(p *Process, grace *time.Duration) {
+func (s *Set) Retire(ctx context.Context, p *Process, grace *time.Duration) {
 	s.Report(Event{What: Retired, Process: p})
 	s.draining.Go(func() {
-		p.Conn.Drain(s.drain, grace)
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.drain), s.StopTimeout)
+		p.Conn.Drain(s.drain, grace) //nolint:contextcheck // it ends with Run
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.StopTimeout)
 		defer cancel()
 		if err := p.Conn.Stop(ctx); err != nil {
 			s.Log.Warn("an old process did not end by itself", "generation", p.Run.Number, "error", err)
@@ -167,7 +167,7 @@ type drained struct {
 }
 
 // clearDrained removes processes that were retired and have ended from the record.
-func (s *Set) clearDrained(ctx context.Context) {
+func (s *Set) clearDrained() {
 	s.mu.Lock()
 	gone := s.drained
 	s.drained = nil
@@ -195,8 +195,8 @@ func (s *Set) End(ctx context.Context, p *Process) error {
 	return err
 }
 
-// Launch starts a new process and brings it up, beside the one that serves if that is not nil. On failure nothing of the process is left. The caller saves the record,
-// which then says that it is up, before it serves.
+// Launch starts a new process and brings it up, beside the one that serves if that is not nil. On failure nothing
+// of the process is left. The caller saves the record, which then says that it is up, before it serves.
 func (s *Set) Launch(parent context.Context, src Source, beside *Process) (p *Process, err error) {
 	bin, unpin, err := s.copyOf(src)
 	if err != nil {
@@ -217,7 +217,7 @@ func (s *Set) Launch(parent context.Context, src Source, beside *Process) (p *Pr
 		}
 		return err
 	}
-	p.Conn, err = s.Transport.Start(ctx, p, bin, fork)
+	p.Conn, err = s.Start(ctx, p, bin, fork)
 	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
 		<-ctx.Done() // the process knows the deadline too and may have noticed it first
 	}

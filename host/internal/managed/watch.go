@@ -9,10 +9,12 @@ import (
 	"github.com/pannier/pannier/host/internal/system/filewatch"
 )
 
-// WatchFiles calls changed at once, and when the files in dir, or those that links in it lead to, may have changed and have
-// not since for settle. links lists what may be a link. soon is called at each change. Both may be nil. It returns when ctx has ended.
-// A change that the file system does not report is found after poll.
-func WatchFiles(ctx context.Context, dir string, links func() []string, settle, poll time.Duration, soon, changed func()) {
+// WatchFiles calls changed at once, and when the files in dir, or those that links in it lead to, may have changed
+// and have not since for settle. links lists what may be a link. soon is called at each change. Both may be nil. It
+// returns when ctx has ended. A change that the file system does not report is found after poll.
+func WatchFiles(ctx context.Context, dir string, links func() []string, settle, poll time.Duration,
+	soon, changed func(),
+) {
 	if links == nil {
 		links = func() []string { return nil }
 	}

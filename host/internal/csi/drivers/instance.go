@@ -126,10 +126,10 @@ func (i *instance) run(ctx context.Context) error {
 		i.showLeft()
 	}
 	switch {
-	case len(i.spec.Command) > 0 && !(i.retired && i.unused):
-		return i.supervise(ctx)
 	case i.retired && i.unused:
 		<-ctx.Done() // it is about to leave
+	case len(i.spec.Command) > 0:
+		return i.supervise(ctx)
 	default:
 		if err := i.clear(ctx, "it has no command any more"); err != nil {
 			i.log.Error("the driver's process of an earlier configuration runs on", "error", err)

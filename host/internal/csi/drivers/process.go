@@ -38,8 +38,9 @@ func (i *instance) manage() {
 		Restart:   managed.Restart{Min: t.restartMin, Max: t.restartMax, Stable: t.stable},
 		Transport: transport{i},
 		Hooks: managed.Hooks{
-			Choose: i.program.choose, MayOverlap: func(p *managed.Process) bool { return i.endpoint().isLink(p.Run.Address) }, Served: i.serves, OnProbation: i.onProbation, Stops: i.stops,
-			Report: i.show, Forget: i.forgotten, NewMeter: i.newMeter,
+			Choose: i.program.choose, Served: i.serves, OnProbation: i.onProbation, Stops: i.stops, Report: i.show,
+			Forget: i.forgotten, NewMeter: i.newMeter,
+			MayOverlap: func(p *managed.Process) bool { return i.endpoint().isLink(p.Run.Address) },
 			KeepMounts: func() bool { return i.inUse() && !errors.Is(context.Cause(i.ctx), errForced) },
 		},
 	})
@@ -68,7 +69,8 @@ func (i *instance) forgotten(run *managed.Run) error {
 
 // supervise keeps the driver's process running until ctx ends, and stops it then or leaves it running (stops).
 func (i *instance) supervise(ctx context.Context) error {
-	if err := os.MkdirAll(copiesDir(i.r.cfg.DataDir, i.spec.key()), 0o711); err != nil { // the driver may run as another user
+	// The driver may run as another user.
+	if err := os.MkdirAll(copiesDir(i.r.cfg.DataDir, i.spec.key()), 0o711); err != nil {
 		i.log.Error("the driver's program cannot be copied", "error", err)
 	}
 	helpers, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -193,7 +195,7 @@ func (i transport) Reattach(ctx context.Context, p *managed.Process) (managed.Co
 }
 
 // Move makes the endpoint lead to a process, and watches that.
-func (i transport) Move(_ context.Context, from, to *managed.Process, _ *Swap, _ *time.Duration) error {
+func (i transport) Move(ctx context.Context, from, to *managed.Process, _ *Swap, _ *time.Duration) error {
 	if from != nil {
 		if i.servesMounts(from) {
 			return managed.NewNotTried(errors.New("the process that serves has file systems in use"))
@@ -203,11 +205,11 @@ func (i transport) Move(_ context.Context, from, to *managed.Process, _ *Swap, _
 		}
 		i.stopWatch()
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(i.ctx))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	i.stopWatch = func() { cancel(); wg.Wait() }
 	i.began(to)
-	wg.Go(func() { watcher{i.instance}.watch(ctx) })
+	wg.Go(func() { watcher(i).watch(ctx) })
 	return nil
 }
 

@@ -60,9 +60,9 @@ type programs struct {
 	timing bool // the last swap in the record is not timed yet
 }
 
-// choose returns what the next process is started from: a copy of the file or, if that cannot be used or was refused,
-// the copy that worked before. p serves, and goes on if nothing else may run. None is started while another configuration
-// waits (errChanged).
+// choose returns what the next process is started from: a copy of the file or, if that cannot be used or was
+// refused, the copy that worked before. p serves, and goes on if nothing else may run. None is started while
+// another configuration waits (errChanged).
 func (i *programs) choose(_ context.Context, p *managed.Process) (managed.Source, error) {
 	file := i.spec.Command[0]
 	switch {

@@ -70,7 +70,8 @@ func TestChangedProgramTakesOver(t *testing.T) {
 	if second.PID == first.PID || second.Program == first.Program || second.Restarts != 1 || second.CrashLoop {
 		t.Errorf("%+v follows %+v", second, first)
 	}
-	if n := len(second.Swaps); n != 1 || second.Swaps[0].From.SHA256 != first.Program || second.Swaps[0].To.SHA256 != second.Program {
+	if n := len(second.Swaps); n != 1 || second.Swaps[0].From.SHA256 != first.Program ||
+		second.Swaps[0].To.SHA256 != second.Program {
 		t.Errorf("swaps: %+v", second.Swaps)
 	}
 	check.NoError(t, h.Close(false))

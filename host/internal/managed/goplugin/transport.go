@@ -15,7 +15,8 @@ import (
 	"github.com/pannier/pannier/internal/notify"
 )
 
-// Transport runs plugins of one kind, whatever that is, that speak gRPC. Acquire is how callers reach the one that serves.
+// Transport runs plugins of one kind, whatever that is, that speak gRPC. Acquire is how callers reach the one that
+// serves.
 type Transport struct {
 	Handshake goplugin.HandshakeConfig
 	Plugins   goplugin.PluginSet
@@ -35,7 +36,8 @@ type connection struct {
 
 func (t *Transport) config() *goplugin.ClientConfig {
 	return &goplugin.ClientConfig{
-		HandshakeConfig: t.Handshake, VersionedPlugins: map[int]goplugin.PluginSet{int(t.Handshake.ProtocolVersion): t.Plugins},
+		HandshakeConfig:  t.Handshake,
+		VersionedPlugins: map[int]goplugin.PluginSet{int(t.Handshake.ProtocolVersion): t.Plugins},
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC}, SkipHostEnv: true, Logger: hclog.NewNullLogger(),
 		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: t.Dir},
 	}

@@ -58,8 +58,8 @@ type Canary struct {
 // snapshot describes a canary beside the generation that serves.
 func (c *canary) snapshot(serving *generation) *Canary {
 	s := &Canary{
-		Generation: c.gen.Run.Number, Version: c.gen.Run.Version, SHA256: c.gen.Run.SHA256, PID: c.gen.PID(), StartedAt: c.began,
-		Percent: c.share, Users: c.gen.Count(),
+		Generation: c.gen.Run.Number, Version: c.gen.Run.Version, SHA256: c.gen.Run.SHA256, PID: c.gen.PID(),
+		StartedAt: c.began, Percent: c.share, Users: c.gen.Count(),
 	}
 	s.Calls, s.FailedCalls = c.gen.Calls()
 	beside := c.beside(serving)
@@ -148,7 +148,9 @@ func (i *instance) startCanary(ctx context.Context, gen *generation, percent int
 		return err
 	}
 	next := of(p)
-	c := &canary{gen: next, src: src, share: percent, began: time.Now().UTC(), from: gen.Run.Number, lost: make(chan struct{})}
+	c := &canary{
+		gen: next, src: src, share: percent, began: time.Now().UTC(), from: gen.Run.Number, lost: make(chan struct{}),
+	}
 	c.base.calls, c.base.failed = gen.Calls()
 	next.outcomes.beside = gen.outcomes
 	next.events = i.follow(ctx, next.conn, next.Run, next.Done())
@@ -230,7 +232,7 @@ func (i *instance) endCanary(ctx context.Context, gen *generation, why string, g
 	if c.why != nil {
 		c.gen.unhealthySince = time.Now()
 	}
-	i.procs.Retire(c.gen.Process, grace)
+	i.procs.Retire(ctx, c.gen.Process, grace)
 	copyRecord := i.copyRecord()
 	i.set(EventCanaryEnded, fmt.Sprintf("%s gets no calls any more: %s", c.gen.describe(), why), func(s *Status) {
 		copyRecord(s)
@@ -240,7 +242,8 @@ func (i *instance) endCanary(ctx context.Context, gen *generation, why string, g
 }
 
 // promote lets the canary serve instead of gen.
-func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grace *time.Duration) (*managed.Process, error) {
+func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grace *time.Duration,
+) (*managed.Process, error) {
 	select {
 	case <-c.lost:
 		return nil, errors.Join(fmt.Errorf("%w: it has just been ended: %w", ErrCanary, c.why),

@@ -28,9 +28,9 @@ func of(p *managed.Process) *generation {
 	return gen
 }
 
-// chooseNext returns the binary that should run, and chooses its settings. Without one that serves, it makes sure that no
-// other plugin has the identity that the binary had before; a plugin that is neither in the plugin directory nor
-// configured, and never served, is removed.
+// chooseNext returns the binary that should run, and chooses its settings. Without one that serves, it makes sure
+// that no other plugin has the identity that the binary had before; a plugin that is neither in the plugin
+// directory nor configured, and never served, is removed.
 func (i *instance) chooseNext(ctx context.Context, p *managed.Process) (managed.Source, error) {
 	src, err := i.binaries.choose()
 	if m := (*missing)(nil); p == nil && errors.As(err, &m) && !m.kept && !i.sup.configured(i.name) &&

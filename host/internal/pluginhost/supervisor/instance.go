@@ -17,9 +17,9 @@ import (
 	"github.com/pannier/pannier/internal/notify"
 )
 
-// instance is one plugin, whose processes a managed.Set runs: instance decides what runs (hooks.go, binaries.go), starts
-// and reaches it (transport.go), and tells others. The set's goroutine alone writes the record and calls what changes it; others read
-// the current generation and the status, and send requests (operator.go).
+// instance is one plugin, whose processes a managed.Set runs: instance decides what runs (hooks.go, binaries.go),
+// starts and reaches it (transport.go), and tells others. The set's goroutine alone writes the record and calls
+// what changes it; others read the current generation and the status, and send requests (operator.go).
 type instance struct {
 	sup      *Supervisor
 	name     string

@@ -70,8 +70,8 @@ func (i transport) Start(ctx context.Context, p *managed.Process, bin managed.Bi
 	return i.connected(ctx, p, c, i.binaries.promised)
 }
 
-// Reattach brings a process of an earlier host up again, with the configuration that it has: if that is another one now,
-// a new process takes over.
+// Reattach brings a process of an earlier host up again, with the configuration that it has: if that is another one
+// now, a new process takes over.
 func (i transport) Reattach(ctx context.Context, p *managed.Process) (managed.Conn, error) {
 	if s, ok := i.rec.Settings[p.Run.SHA256]; ok {
 		i.spec = i.wanted.with(s)

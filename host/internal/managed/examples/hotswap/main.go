@@ -41,8 +41,8 @@ func load(transport *goplugin.Transport) {
 		go func() {
 			for {
 				reply := &wrapperspb.StringValue{}
-				conn, release, err := transport.Acquire(context.Background())
-				if err = conn.Invoke(context.Background(), shared.Greet, wrapperspb.String("you"), reply); err != nil {
+				conn, release, _ := transport.Acquire(context.Background()) // it waits as long as it takes
+				if err := conn.Invoke(context.Background(), shared.Greet, wrapperspb.String("you"), reply); err != nil {
 					fmt.Println("failed:", err)
 				}
 				release()
