@@ -80,7 +80,7 @@ func configured(cfg *config.Agent) (all []supervisor.Plugin) {
 			window = -1 // 0 is the supervisor's default
 		}
 		all = append(all, supervisor.Plugin{
-			Name: p.Name, Args: p.Args, Env: variables(p.Env), User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
+			Name: p.Name, Args: p.Args, Env: variables(p.Env), User: p.User, Group: p.Group, Limits: p.Limits,
 			Checksum: p.Checksum, Version: p.Version, Config: p.Config, Where: p.Where,
 			RollbackWindow: window, KeepVersions: p.KeepVersions, Listen: sockets(p.Frontend),
 		})

@@ -51,14 +51,6 @@ func (s *Set) Recheck() {
 // RecheckIn is Recheck after a while.
 func (s *Set) RecheckIn(d time.Duration) { s.again.Reset(d) }
 
-// Retry ends the wait before the next start, if there is one.
-func (s *Set) Retry() {
-	select {
-	case s.retries <- struct{}{}:
-	default:
-	}
-}
-
 // Run keeps the program up until ctx ends. It then leaves the process to the next host, or stops it, as the owner says.
 // The error is why it could not be stopped.
 func (s *Set) Run(ctx context.Context) error {
@@ -122,6 +114,9 @@ func (s *Set) bring(ctx context.Context) (p *Process, err error) {
 	}
 	if p, err = s.Launch(ctx, src, nil); err != nil && ctx.Err() == nil && s.StartFailed(src, err) {
 		p, err = s.Launch(ctx, src, nil)
+	}
+	if err != nil && !IsNotTried(err) {
+		return nil, launchError{err, s.lastTried}
 	}
 	if err != nil {
 		return nil, err
@@ -194,14 +189,22 @@ func (s *Set) tryReattach(ctx context.Context, run *Run) (p *Process, err error)
 	return p, err
 }
 
+// launchError says that a process of a copy did not come up.
+type launchError struct {
+	error
+	sha string
+}
+
+func (l launchError) Unwrap() error { return l.error }
+
 // failed waits after a failed start.
 func (s *Set) failed(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return // it was cancelled
 	}
 	s.failures++
-	if s.lastTried != "" && s.refuseOnProbation(nil, s.lastTried, err) {
-		s.rolledBack(nil, Side{SHA256: s.lastTried}, err)
+	if l := (launchError{}); errors.As(err, &l) && s.refuseOnProbation(nil, l.sha, err) {
+		s.rolledBack(nil, Side{SHA256: l.sha}, err)
 		return
 	}
 	s.wait(ctx, Event{What: Failed, Err: err})
@@ -221,7 +224,7 @@ func (s *Set) serve(ctx context.Context, p *Process) (*Process, error) {
 		case asked != nil:
 			next, err := asked.do(ctx, p)
 			if next != nil {
-				p = next
+				p, s.lostMeanwhile = next, nil
 			}
 			asked.done <- err
 			continue
@@ -381,7 +384,6 @@ func (s *Set) wait(ctx context.Context, e Event) {
 	for {
 		select {
 		case <-timer.C:
-		case <-s.retries:
 		case <-s.rechecks:
 			s.clearDrained()
 			if src, err := s.Choose(ctx, nil); err != nil || src.SHA256 == s.lastTried {

@@ -45,14 +45,13 @@ type Restart struct {
 	Min, Max, Stable time.Duration // default 1 s, 60 s, 60 s
 }
 
-// Set is the processes of one program. Its methods are for the goroutine of Run, except Do, Recheck, RecheckIn and
-// Retry.
+// Set is the processes of one program. Its methods are for the goroutine of Run, except Do, Recheck and
+// RecheckIn.
 type Set struct {
 	Config
 
 	requests chan request
 	rechecks chan struct{} // holds a token when something else may have to run
-	retries  chan struct{} // holds a token when a wait is over
 	again    *time.Timer   // a recheck
 	stopped  chan struct{} // closed when Run has returned
 
@@ -80,8 +79,8 @@ func New(cfg Config) *Set {
 	r := &cfg.Restart
 	r.Min, r.Max, r.Stable = cmp.Or(r.Min, time.Second), cmp.Or(r.Max, time.Minute), cmp.Or(r.Stable, time.Minute)
 	s := &Set{
-		Config: cfg, requests: make(chan request), rechecks: make(chan struct{}, 1), retries: make(chan struct{}, 1),
-		stopped: make(chan struct{}), sums: map[string]hashed{},
+		Config: cfg, requests: make(chan request), rechecks: make(chan struct{}, 1), stopped: make(chan struct{}),
+		sums: map[string]hashed{},
 	}
 	s.Hooks = cfg.withDefaults(s)
 	s.again = time.AfterFunc(time.Hour, s.Recheck)

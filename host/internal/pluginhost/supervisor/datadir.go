@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/user"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -189,23 +187,14 @@ func sweepRunDir(path string, keep map[string]bool) error {
 
 // chown makes the user called name the owner of paths. An empty name does nothing.
 func chown(name string, paths ...string) error {
-	if name == "" {
-		return nil
-	}
-	u, err := user.Lookup(name)
-	if err != nil {
-		if u, err = user.LookupId(name); err != nil {
-			return fmt.Errorf("look up user %q: %w", name, err)
-		}
-	}
-	uid, err := strconv.Atoi(u.Uid)
-	if err != nil {
-		return fmt.Errorf("read the id of user %q: %w", name, err)
-	}
+	uid, _, err := process.IDs(name, "")
 	for _, p := range paths {
-		if err := os.Chown(p, uid, -1); err != nil {
-			return fmt.Errorf("give a plugin's directory to user %q: %w", name, err)
+		if err == nil {
+			err = os.Chown(p, uid, -1)
 		}
+	}
+	if err != nil {
+		return fmt.Errorf("give a plugin's directory to user %q: %w", name, err)
 	}
 	return nil
 }

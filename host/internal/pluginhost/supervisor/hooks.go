@@ -192,6 +192,11 @@ func (i *instance) swapped(gen *generation, swap *Swap) {
 		from, gen.describe(), swap.Took.Round(time.Millisecond), printable.Count(swap.Carried, "call"), why))
 }
 
+// startNow ends the wait before the next start.
+func (i *instance) startNow() {
+	_ = i.procs.Do(i.ctx, func(context.Context, *managed.Process) (*managed.Process, error) { return nil, nil })
+}
+
 // waits reports why no process runs, and when the next one is started.
 func (i *instance) waits(what EventType, e managed.Event) {
 	state := BackingOff
@@ -213,6 +218,6 @@ func (i *instance) waits(what EventType, e managed.Event) {
 		}
 	})
 	if rival != "" && i.sup.instance(rival) == nil { // it was removed meanwhile
-		i.procs.Retry()
+		i.sup.running.Go(i.startNow)
 	}
 }

@@ -9,11 +9,7 @@ import (
 )
 
 // Limits bound what each process of a plugin, together with its children, may use. 0 means the default.
-type Limits struct {
-	Memory    int64 // bytes, without the page cache. Default 1 GiB
-	OpenFiles int   // per process. Default 4096
-	Processes int   // including threads. Default 1024
-}
+type Limits = process.Limits
 
 // defaultLimits are far above what a plugin needs, but low enough to protect the host.
 var defaultLimits = Limits{Memory: 1 << 30, OpenFiles: 4096, Processes: 1024}

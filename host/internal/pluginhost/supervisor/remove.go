@@ -97,7 +97,7 @@ func (s *Supervisor) forget(i *instance) error {
 	s.imu.RLock()
 	for _, other := range s.instances {
 		if other.snapshot().DuplicateOf == i.name {
-			other.procs.Retry()
+			s.running.Go(other.startNow)
 		}
 	}
 	s.imu.RUnlock()
