@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -57,6 +58,7 @@ func (s *Set) Run(ctx context.Context) error {
 	drain, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer close(s.stopped)
+	defer s.Tail(ctx)()
 	s.drain = drain
 	s.pause = &backoff.ExponentialBackOff{
 		InitialInterval: s.Restart.Min, MaxInterval: s.Restart.Max, Multiplier: 2,
@@ -90,6 +92,18 @@ func (s *Set) Run(ctx context.Context) error {
 	s.clearDrained()
 	s.again.Stop()
 	return err
+}
+
+// Tail copies what the processes print into the log of the host, until stop is called.
+func (s *Set) Tail(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var tailing sync.WaitGroup
+	tailing.Go(func() {
+		if err := process.Tail(ctx, s.LogPath, s.Log); err != nil {
+			s.Log.Error("what the processes print is not logged", "error", err)
+		}
+	})
+	return func() { cancel(); tailing.Wait() }
 }
 
 // bring gets a process up: the one that an earlier host has left, or a new one.
@@ -174,16 +188,16 @@ func (s *Set) tryReattach(ctx context.Context, run *Run) (p *Process, err error)
 	p.began(proc)
 	if p.Conn, err = s.Reattach(ctx, p); err == nil {
 		if err = s.Save(); err == nil {
-			err = s.Move(ctx, nil, p, nil, nil)
+			err = ctx.Err()
 		}
 		if err == nil {
-			err = ctx.Err()
+			err = s.Move(ctx, nil, p, nil, nil)
 		}
 		if err != nil {
 			p.Conn.Close()
 		}
 	}
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		err = s.late(ctx, err)
 	}
 	return p, err

@@ -78,11 +78,6 @@ func (i *instance) supervise(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() {
-		if err := process.Tail(helpers, i.logPath(), i.log); err != nil {
-			i.log.Warn("the driver's output is not logged any more", "error", err)
-		}
-	})
-	wg.Go(func() {
 		file := i.spec.Command[0]
 		managed.WatchFiles(helpers, filepath.Dir(file), func() []string { return []string{file} }, i.r.timing.programEvery,
 			i.r.timing.tendEvery, nil, i.procs.Recheck)

@@ -37,11 +37,11 @@ type instance struct {
 	current atomic.Pointer[generation] // nil while no process serves
 	canary  atomic.Pointer[canary]     // nil if there is none
 
-	ctx, tail      context.Context    // of the two goroutines of launchInstance
-	stop, stopTail context.CancelFunc // end them
-	ended, tailed  sync.WaitGroup     // they have ended
-	removed        atomic.Bool        // by an operator: end the process too
-	gone           chan struct{}      // closed when the plugin has been removed
+	ctx     context.Context    // of the set
+	stop    context.CancelFunc // ends it
+	ended   sync.WaitGroup     // it has ended
+	removed atomic.Bool        // by an operator: end the process too
+	gone    chan struct{}      // closed when the plugin has been removed
 
 	mu      sync.Mutex
 	status  Status

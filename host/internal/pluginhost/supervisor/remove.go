@@ -71,8 +71,6 @@ func (s *Supervisor) forget(i *instance) error {
 	}
 	i.stop()
 	i.ended.Wait()
-	i.stopTail() // after the process
-	i.tailed.Wait()
 	if s.closed() {
 		return ErrClosed
 	}

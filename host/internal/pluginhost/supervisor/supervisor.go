@@ -23,7 +23,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/host/internal/managed"
-	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/notify"
 	"github.com/pannier/pannier/sdk/wire"
 )
@@ -45,12 +44,9 @@ type Supervisor struct {
 	plugins   atomic.Pointer[[]Plugin] // the configured ones; replaced by Reload
 	unsettled atomic.Bool              // the plugin directory has just changed
 
-	ctx      context.Context    // of the instances
-	tail     context.Context    // of the readers of their logs
-	cancel   context.CancelFunc // ends the instances
-	running  sync.WaitGroup     // the instances
-	tailing  sync.WaitGroup     // readers of their logs, which end after them
-	stopTail context.CancelFunc
+	ctx     context.Context    // of the instances
+	cancel  context.CancelFunc // ends the instances
+	running sync.WaitGroup     // the instances
 
 	silence, unwell time.Duration // shorter in tests
 	busy            managed.BusyRule
@@ -155,11 +151,10 @@ func (s *Supervisor) closed() bool {
 	}
 }
 
-// start starts the goroutines: one for each plugin, one for each plugin's log, one for the plugin directory, and
+// start starts the goroutines: one for each plugin, one for the plugin directory, and
 // one for each record of a process that was only verified. A recorded plugin whose file is gone runs from its copy.
 func (s *Supervisor) start(parent context.Context, recorded []string) {
 	s.ctx, s.cancel = context.WithCancel(parent)
-	s.tail, s.stopTail = context.WithCancel(parent)
 	s.imu.Lock()
 	s.instances = map[string]*instance{}
 	var names []string
@@ -188,21 +183,13 @@ func (s *Supervisor) start(parent context.Context, recorded []string) {
 	s.running.Go(func() { s.watchDir(s.ctx) })
 }
 
-// launchInstance starts an instance's goroutines.
+// launchInstance starts an instance's goroutine.
 func (s *Supervisor) launchInstance(i *instance) {
 	i.ctx, i.stop = context.WithCancel(s.ctx)
-	i.tail, i.stopTail = context.WithCancel(s.tail)
 	i.ended.Add(1)
 	s.running.Go(func() {
 		defer i.ended.Done()
 		_ = i.procs.Run(i.ctx) // the status has the error
-	})
-	i.tailed.Add(1)
-	s.tailing.Go(func() {
-		defer i.tailed.Done()
-		if err := process.Tail(i.tail, i.logPath, i.log); err != nil {
-			i.log.Error("the plugin's output is not logged", "error", err)
-		}
 	})
 }
 
@@ -234,8 +221,6 @@ func (s *Supervisor) Close() error {
 		}
 		s.cancel()
 		s.running.Wait()
-		s.stopTail()
-		s.tailing.Wait()
 		if s.runDir != filepath.Join(s.dir, "run") {
 			_ = os.Remove(s.runDir) // outside the data directory; removed if empty
 		}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -59,16 +58,7 @@ func (s *Supervisor) verify(ctx context.Context, path string) (v Verified, err e
 	v.Known = serving != nil
 	i := s.newVerifier(v.Name, path)
 	defer func() { err = errors.Join(err, i.removeFiles()) }()
-	tail, stopTail := context.WithCancel(context.WithoutCancel(ctx))
-	var tailing sync.WaitGroup
-	tailing.Go(func() {
-		if err := process.Tail(tail, i.logPath, i.log); err != nil {
-			i.log.Error("the output of a file that is verified is not logged", "error", err)
-		}
-	})
-	defer tailing.Wait()
-	defer stopTail()
-
+	defer i.procs.Tail(ctx)()
 	p, err := i.procs.Launch(ctx, managed.Source{Path: path}, nil)
 	if err != nil {
 		return v, err
