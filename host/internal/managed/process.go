@@ -2,6 +2,7 @@ package managed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -82,8 +83,8 @@ func (p *Process) Ended() bool {
 // Exit says how the process ended.
 func (p *Process) Exit() string { return p.proc.Exit() }
 
-// OrEnded returns why a process does not answer any more: that it has ended, if it has or is just doing so.
-func (p *Process) OrEnded(why error) error {
+// orEnded returns why a process does not answer any more: that it has ended, if it has or is just doing so.
+func (p *Process) orEnded(why error) error {
 	select {
 	case <-p.Done():
 		return fmt.Errorf("the process ended: %s", p.Exit())
@@ -92,11 +93,29 @@ func (p *Process) OrEnded(why error) error {
 	}
 }
 
-// OverLimit is closed when the process exceeds a limit, and OverLimitWhy says then which one.
+// OverLimit is closed when the process exceeds a limit.
 func (p *Process) OverLimit() <-chan struct{} { return p.meter.Exceeded() }
 
-// OverLimitWhy is why OverLimit is closed.
-func (p *Process) OverLimitWhy() error { return p.meter.Why() }
+// Watch returns why a process that is up has to be replaced, or nil when ctx has ended.
+func (p *Process) Watch(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan error, 1)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { watched <- p.Conn.Watch(ctx) })
+	select {
+	case why := <-watched:
+		if why != nil && !errors.As(why, &Alive{}) {
+			why = p.orEnded(why)
+		}
+		return why
+	case <-p.Done():
+		return p.orEnded(nil)
+	case <-p.OverLimit():
+		return Alive{p.meter.Why()}
+	}
+}
 
 // Kill ends a process that has not come up, and its group, at once.
 func (p *Process) Kill(ctx context.Context) error {

@@ -269,29 +269,18 @@ func (s *Set) watch(ctx context.Context, p *Process) (asked *request, lost error
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan error, 1)
-	go func() { watched <- p.Conn.Watch(ctx) }()
+	go func() { watched <- p.Watch(ctx) }()
 	select {
 	case lost = <-watched:
 		cancel()
-		if lost != nil && !errors.As(lost, &Alive{}) {
-			lost = p.OrEnded(lost)
-		}
 		return nil, lost
-	case <-p.Done():
-		lost = p.OrEnded(nil)
-	case <-p.OverLimit():
-		lost = Alive{p.OverLimitWhy()}
 	case r := <-s.requests:
 		asked = &r
 	case <-s.rechecks:
-	case <-ctx.Done():
 	}
 	cancel()
-	if why := <-watched; lost == nil && why != nil {
-		if asked == nil {
-			return nil, why
-		}
-		s.lostMeanwhile = why
+	if lost = <-watched; asked != nil {
+		lost, s.lostMeanwhile = nil, lost
 	}
 	return asked, lost
 }

@@ -152,12 +152,12 @@ func (i *instance) startCanary(ctx context.Context, gen *generation, percent int
 		gen: next, src: src, share: percent, began: time.Now().UTC(), from: gen.Run.Number, lost: make(chan struct{}),
 	}
 	c.base.calls, c.base.failed = gen.Calls()
-	next.outcomes.beside = gen.outcomes
+	next.outcomes.beside, next.isCanary = gen.outcomes, true
 	next.events = i.follow(ctx, next.conn, next.Run, next.Done())
 	watch, unwatch := context.WithCancel(ctx)
 	c.unwatch = unwatch
 	c.watching.Go(func() {
-		c.why = next.watchCanary(watch)
+		c.why = p.Watch(watch)
 		close(c.lost)
 		if c.why != nil { // watch ends when somebody else ends it meanwhile
 			_ = i.procs.Do(watch, func(ctx context.Context, p *managed.Process) (*managed.Process, error) {
@@ -172,36 +172,6 @@ func (i *instance) startCanary(ctx context.Context, gen *generation, percent int
 			i.canary.Store(c)
 		})
 	return nil
-}
-
-// watchCanary returns why a canary must end; nil if ctx ends.
-func (g *generation) watchCanary(ctx context.Context) error {
-	quiet := time.NewTimer(g.i.sup.silence)
-	defer quiet.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-g.Done():
-			return g.OrEnded(nil)
-		case <-g.OverLimit():
-			return g.OverLimitWhy()
-		case <-g.outcomes.changed:
-			if why := g.outcomes.degraded(); why != "" {
-				return errors.New(why)
-			}
-		case h, ok := <-g.health.health:
-			switch {
-			case !ok:
-				return g.OrEnded(callError("its health stream ended", g.health.err))
-			case !h.healthy:
-				return fmt.Errorf("it is unhealthy: %s", h.message)
-			}
-			quiet.Reset(g.i.sup.silence)
-		case <-quiet.C:
-			return fmt.Errorf("it has sent no health report for %v", g.i.sup.silence)
-		}
-	}
 }
 
 // endCanary ends the canary beside gen, if there is one, and refuses its binary unless gen has it. Its calls are given
@@ -260,6 +230,7 @@ func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grac
 	}
 	c.unwatch()
 	c.watching.Wait()
+	next.isCanary = false
 	next.outcomes.follows(gen.outcomes.tallies())
 	swap := Swap{At: time.Now().UTC(), From: c.beside(gen), To: next.side(), Overlap: true, Canary: c.share}
 	err := i.procs.Promote(ctx, gen.Process, next.Process, c.src, &swap, grace)

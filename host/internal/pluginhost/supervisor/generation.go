@@ -28,6 +28,7 @@ type generation struct {
 	firstHealth    health    // what it reported when it came up
 	outcomes       *outcomes
 	unhealthySince time.Time // zero: it is healthy
+	isCanary       bool      // it gets a part of the calls, and ends at its first fault
 	degraded       bool      // it fails more calls than the generation before; reported
 
 	abandoned context.Context    // ends when the calls that are left are given up

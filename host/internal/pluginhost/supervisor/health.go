@@ -105,6 +105,12 @@ func (g *generation) Watch(ctx context.Context) error {
 				return callError("its health stream ended", g.health.err)
 			}
 			quiet.Reset(silence)
+			if g.isCanary && !h.healthy {
+				return managed.NewAlive(fmt.Errorf("it is unhealthy: %s", h.message))
+			}
+			if g.isCanary {
+				continue
+			}
 			was := g.unhealthySince
 			g.report(h)
 			switch {

@@ -258,8 +258,11 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 // it.
 func (g *generation) judge() error {
 	why := g.outcomes.degraded()
-	if why != "" && g.i.procs.MayGoBack(g.Process, g.Run.SHA256) {
+	switch {
+	case why != "" && (g.isCanary || g.i.procs.MayGoBack(g.Process, g.Run.SHA256)):
 		return errors.New(why)
+	case g.isCanary:
+		return nil
 	}
 	g.outcomes.decided()
 	was := g.degraded
