@@ -8,7 +8,7 @@
 //
 //   - run has package managed run the process, if the driver has a command: process.go is what that asks of a
 //     driver. Beside it, watch holds the fingerprint stream.
-//   - leave removes a registered driver that has stopped, one that is gone from the
+//   - leaver removes a registered driver that has stopped, one that is gone from the
 //     configuration, and one that its plugin brings no more (brought.go). None is removed while a
 //     volume is mounted through it.
 //   - apply restarts a driver whose configuration has changed, as soon as it is not in use.
