@@ -189,8 +189,8 @@ func (i transport) Reattach(ctx context.Context, p *managed.Process) (managed.Co
 	return i.conn(p), nil
 }
 
-// Move makes the endpoint lead to a process, and watches that.
-func (i transport) Move(ctx context.Context, from, to *managed.Process, _ *Swap, _ *time.Duration) error {
+// Move makes the endpoint lead to a process.
+func (i transport) Move(_ context.Context, from, to *managed.Process, _ *Swap, _ *time.Duration) error {
 	if from != nil {
 		if i.servesMounts(from) {
 			return managed.NewNotTried(errors.New("the process that serves has file systems in use"))
@@ -200,11 +200,6 @@ func (i transport) Move(ctx context.Context, from, to *managed.Process, _ *Swap,
 		}
 		i.stopWatch()
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	var wg sync.WaitGroup
-	i.stopWatch = func() { cancel(); wg.Wait() }
-	i.began(to)
-	wg.Go(func() { watcher(i).watch(ctx) })
 	return nil
 }
 
@@ -311,6 +306,7 @@ func (i *instance) stops(p *managed.Process) bool {
 func (i *instance) show(e managed.Event) {
 	switch e.What {
 	case managed.Up:
+		i.began(e.Process, false)
 		i.program.collect()
 	case managed.Exchanging:
 		if i.worked() {
@@ -321,8 +317,7 @@ func (i *instance) show(e managed.Event) {
 	case managed.Swapped:
 		i.swapped(e, "swapped", "its program has changed from sha256:%.12s to sha256:%.12s: process %d serves in the place of "+
 			"the one before, which ends after its last call", e.Swap.From.SHA256, e.Swap.To.SHA256, e.Process.PID())
-		c := e.Process.Conn.(*conn)
-		i.report(c.seen)
+		i.began(e.Process, true)
 	case managed.NotSwapped:
 		i.leadBack(e.Process) // the new process may have been in the way
 		if managed.IsNotTried(e.Err) {
@@ -451,13 +446,13 @@ func environment(s Spec, readSecret func(ref string) (string, error)) ([]string,
 	return env, nil
 }
 
-// began shows a new or found process, and resets what was known of the one before it.
-func (i *instance) began(p *managed.Process) {
+// began shows a new or found process, resets what was known of the one before it, and watches it.
+func (i *instance) began(p *managed.Process, tookOver bool) {
 	kind, message := "started", fmt.Sprintf("started process %d", p.PID())
 	switch {
 	case p.Found:
 		kind, message = "found", fmt.Sprintf("found process %d, which an earlier host started", p.PID())
-	case p.Beside != nil:
+	case tookOver:
 		message = fmt.Sprintf("process %d has taken over", p.PID())
 	}
 	i.update(func(d *Driver) {
@@ -471,6 +466,13 @@ func (i *instance) began(p *managed.Process) {
 		i.state = "waiting for the driver's first answer"
 	})
 	i.event(kind, message, map[string]string{"pid": strconv.Itoa(p.PID())})
+	if tookOver {
+		i.report(p.Conn.(*conn).seen)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	i.stopWatch = func() { cancel(); watching.Wait() }
+	watching.Go(func() { watcher{i}.watch(ctx) })
 }
 
 func (i *instance) save() error { return i.rec.save(i.r.cfg.DataDir) }
