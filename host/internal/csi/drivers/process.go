@@ -67,10 +67,18 @@ func (i *instance) forgotten(run *managed.Run) error {
 	return nil
 }
 
+// makeCopiesDir makes the directory of the copies, which the driver must reach if it runs as another user.
+func (i *instance) makeCopiesDir() error {
+	dir, mode := copiesDir(i.r.cfg.DataDir, i.spec.key()), os.FileMode(0o700)
+	if i.spec.User != "" {
+		mode = 0o711
+	}
+	return errors.Join(os.MkdirAll(filepath.Dir(dir), 0o711), os.MkdirAll(dir, 0o700), os.Chmod(dir, mode))
+}
+
 // supervise keeps the driver's process running until ctx ends, and stops it then or leaves it running (stops).
 func (i *instance) supervise(ctx context.Context) error {
-	// The driver may run as another user.
-	if err := os.MkdirAll(copiesDir(i.r.cfg.DataDir, i.spec.key()), 0o711); err != nil {
+	if err := i.makeCopiesDir(); err != nil {
 		i.log.Error("the driver's program cannot be copied", "error", err)
 	}
 	helpers, cancel := context.WithCancel(context.WithoutCancel(ctx))

@@ -13,8 +13,8 @@ import (
 	"github.com/hashicorp/go-version"
 
 	"github.com/pannier/pannier/host/internal/managed"
-	"github.com/pannier/pannier/host/internal/system/signing"
 	"github.com/pannier/pannier/host/internal/system/program"
+	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
 // binaries are those that a plugin may run from: its files in the plugin directory, and the copies that are kept.
