@@ -28,6 +28,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 )
 
 // codesOfErrors are the codes that callers see.
@@ -50,7 +51,7 @@ var codesOfErrors = []struct {
 	}},
 	{connect.CodeNotFound, []error{discovery.ErrNoMember, cluster.ErrNoPeer, nodes.ErrUnknownKey}},
 	{connect.CodeInvalidArgument, []error{
-		acl.ErrInvalid, claim.ErrInvalid, command.ErrTooLarge, cluster.ErrBadBackup, drivers.ErrInvalid, workload.ErrInvalid,
+		acl.ErrInvalid, claim.ErrInvalid, command.ErrTooLarge, cluster.ErrBadBackup, drivers.ErrInvalid, specs.ErrInvalid,
 	}},
 	{connect.CodeUnauthenticated, []error{ledger.ErrUnknownToken, ledger.ErrExpired}},
 	{connect.CodeFailedPrecondition, []error{

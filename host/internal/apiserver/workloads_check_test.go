@@ -20,7 +20,7 @@ func TestCheckWorkload(t *testing.T) {
 	h.create(t, spec("data"))
 	spec := func(change ...func(s *hostv1.WorkloadSpec)) *hostv1.WorkloadSpec {
 		s := &hostv1.WorkloadSpec{
-			Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "d", Source: "data"}},
+			Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "d", Source: "data", Destination: "/d"}},
 			Ports: []*hostv1.Port{{Label: "http"}},
 		}
 		for _, c := range change {
@@ -58,7 +58,7 @@ func TestCheckWorkload(t *testing.T) {
 		"nosuch": func(s *hostv1.WorkloadSpec) { s.Volumes[0].Source, s.Volumes[0].Driver = "", "nosuch" },
 	} {
 		s := spec(change)
-		s.Volumes = append(s.Volumes, &hostv1.VolumeRequest{Name: "too", Source: "none"})
+		s.Volumes = append(s.Volumes, &hostv1.VolumeRequest{Name: "too", Source: "none", Destination: "/too"})
 		got := find(s)
 		if len(got.GetProblems()) != 2 || !strings.Contains(got.GetProblems()[0], says) ||
 			!strings.Contains(got.GetProblems()[1], `"none"`) {

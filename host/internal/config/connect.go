@@ -105,7 +105,7 @@ func fieldsOf(t reflect.Type) fields {
 }
 
 // read reads a block into a value of the model. at is the value's pointer in service.Problem.
-func (r *serviceReader) read(in *section, at string, into reflect.Value) {
+func (r *workloadReader) read(in *section, at string, into reflect.Value) {
 	r.places[at] = in
 	for n := range into.NumField() {
 		key := keyOf(into.Type().Field(n))
@@ -153,7 +153,7 @@ func (r *serviceReader) read(in *section, at string, into reflect.Value) {
 }
 
 // readBlocks reads the blocks of a key into a field: one, several, or several with labels.
-func (r *serviceReader) readBlocks(in *section, key, at string, field reflect.Value) {
+func (r *workloadReader) readBlocks(in *section, key, at string, field reflect.Value) {
 	blocks, of := in.content.Blocks.OfType(key), field.Type().Elem()
 	read := func(block *hcl.Block, at string) reflect.Value {
 		v := reflect.New(of)

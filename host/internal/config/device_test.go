@@ -26,7 +26,7 @@ func TestDevicesOfAWorkload(t *testing.T) {
 func TestDevicesThatAreWrong(t *testing.T) {
 	for want, blocks := range map[string]string{
 		`w.hcl:2: workload "w": device "a/": the name must be TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME`: "device \"a/\" {}",
-		`w.hcl:3: workload "w": device "a": block given twice; count says how many are needed`:       "device \"a\" {}\ndevice \"a\" {}",
+		`w.hcl:3: workload "w": device "a": is there twice; count says how many are needed`:          "device \"a\" {}\ndevice \"a\" {}",
 		`device "a": count: a whole number from 1 to 256 is required`:                                "device \"a\" {\ncount = 0\n}",
 		`device "a": unsupported argument "cuont"; did you mean "count"?`:                            "device \"a\" {\ncuont = 1\n}",
 	} {

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"github.com/hashicorp/hcl/v2"
+
+	"github.com/pannier/pannier/host/internal/workload/specs"
 )
 
 // maxSockets bounds the listening sockets of a front door.
@@ -82,7 +84,7 @@ func socket(s *section, block *hcl.Block) Socket {
 	}
 	if err := CheckEndpoint(out.Address); err != nil {
 		in.fail("address", "%v", err)
-	} else if err := checkAbsolute(strings.TrimPrefix(out.Address, "unix://")); err != nil {
+	} else if err := specs.CheckPath(strings.TrimPrefix(out.Address, "unix://")); err != nil {
 		in.fail("address", "%v", err)
 	}
 	if in.has("mode") {

@@ -5,12 +5,10 @@ import (
 	"maps"
 	"math/big"
 	"net/url"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/agext/levenshtein"
 	"github.com/hashicorp/hcl/v2"
@@ -18,6 +16,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 )
 
 // fields are the keys of one kind of block.
@@ -482,7 +481,7 @@ func absolutePath(dst *string) func(*section, string) {
 		if !s.str(name, &text) {
 			return
 		}
-		if err := checkAbsolute(text); err != nil {
+		if err := specs.CheckPath(text); err != nil {
 			s.fail(name, "%v", err)
 			return
 		}
@@ -499,29 +498,11 @@ func id(dst *string) func(*section, string) {
 	}
 }
 
-// checkAbsolute requires an absolute path without . and .. elements.
-func checkAbsolute(path string) error {
-	switch {
-	case !strings.HasPrefix(path, "/"):
-		return fmt.Errorf("%q is not an absolute path", path)
-	case path != filepath.Clean(path):
-		return fmt.Errorf("%q is not a clean path; write %q", path, filepath.Clean(path))
-	case strings.ContainsFunc(path, unicode.IsControl): // it may be printed in lines for systemd and Docker
-		return fmt.Errorf("%q has a control character", path)
-	}
-	return nil
-}
-
 // id checks the id in a field. Problems are reported at the field, or at the section if it is absent.
-func (s *section) id(name, value string) { s.checkID(name, value, claim.CheckID) }
-
-// volumeID is id for the id of a volume.
-func (s *section) volumeID(name, value string) { s.checkID(name, value, claim.CheckVolumeID) }
-
-func (s *section) checkID(name, value string, check func(string) error) {
+func (s *section) id(name, value string) {
 	if value == "" {
 		s.fail(name, "is required")
-	} else if err := check(value); err != nil {
+	} else if err := claim.CheckID(value); err != nil {
 		s.fail(name, "%v", err)
 	}
 }

@@ -15,45 +15,34 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// serviceReader reads the services of one workload.
-type serviceReader struct {
+// workloadReader reads one workload.
+type workloadReader struct {
 	// places maps the pointers of service.Problem to sections.
 	places map[string]*section
-	labels []string // of the workload's ports
+	labels []string // of the workload's ports, and those that services need besides
 }
 
-// servicesOf reads and checks the service blocks. labels are the labels of the workload's ports; those that services
-// need besides are added.
-func servicesOf(s *section, labels []string) (all []service.Service, allLabels []string) {
-	blocks := s.content.Blocks.OfType("service")
-	r := &serviceReader{places: map[string]*section{}, labels: labels}
-	variables := newLater(vars.InServices(labels))
-	services := list(blocks, func(i int, block *hcl.Block) service.Service {
+// services reads the service and identity blocks.
+func (r *workloadReader) services(s *section) []service.Service {
+	variables := newLater(vars.InServices(r.labels))
+	services := list(s.content.Blocks.OfType("service"), func(i int, block *hcl.Block) service.Service {
 		in := s.inner(block, fieldsOf(reflect.TypeFor[service.Service]()))
 		in.later = variables
-		return r.service(in, fmt.Sprint("/", i), block.Labels[0])
+		return r.service(in, fmt.Sprint("/services/", i), block.Labels[0])
 	})
 	for _, block := range s.content.Blocks.OfType("identity") {
 		in := s.inner(block, fields{attrs: []string{"issuer"}})
-		at := fmt.Sprint("/", len(services))
-		r.places[at] = in
+		r.places[fmt.Sprint("/services/", len(services))] = in
 		identity := service.Service{Name: block.Labels[0], Consul: block.Labels[0], IdentityOnly: true}
 		in.id("issuer", identity.Consul)
 		in.str("issuer", &identity.Consul)
 		services = append(services, identity)
 	}
-	known := map[string]bool{}
-	for _, label := range r.labels {
-		known[label] = true
-	}
-	for _, p := range service.Validate(services, known) {
-		r.tell(p)
-	}
-	return services, r.labels
+	return services
 }
 
 // tell reports a problem at the place of its field.
-func (r *serviceReader) tell(p *service.Problem) {
+func (r *workloadReader) tell(p *service.Problem) {
 	place, rest := p.Pointer, ""
 	for r.places[place] == nil {
 		at := strings.LastIndex(place, "/")
@@ -70,7 +59,7 @@ func (r *serviceReader) tell(p *service.Problem) {
 	}
 }
 
-func (r *serviceReader) service(in *section, at, label string) (s service.Service) {
+func (r *workloadReader) service(in *section, at, label string) (s service.Service) {
 	name := in.named(label)
 	r.read(in, at, reflect.ValueOf(&s).Elem())
 	s.Name = name
@@ -85,7 +74,7 @@ func (r *serviceReader) service(in *section, at, label string) (s service.Servic
 
 // gatewayPort gives a terminating gateway without a port the one with its name as label, which is a free one of the
 // node if the network block has none of that label.
-func (r *serviceReader) gatewayPort(s *service.Service) {
+func (r *workloadReader) gatewayPort(s *service.Service) {
 	needs := s.Port == "" && s.Connect != nil && s.Connect.Gateway != nil && s.Connect.Gateway.Terminating != nil
 	if !needs || service.CheckLabel(s.Name) != nil {
 		return

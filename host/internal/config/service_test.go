@@ -300,7 +300,7 @@ func TestBadServices(t *testing.T) {
 		"workload \"w\" {\n  network {\n    port \"80\" {}\n  }\n}",
 		`w.hcl:3: workload "w": network: port "80": "80" is no label: up to 63 letters, digits, - and _, beginning with a letter or _`,
 		"workload \"w\" {\n  network {\n    port \"a\" {}\n    port \"a\" {}\n  }\n}",
-		`w.hcl:4: workload "w": network: port "a": block given twice; each needs a label of its own`,
+		`w.hcl:4: workload "w": network: port "a": is there twice; each needs a label of its own`,
 		"workload \"w\" {\n  network {\n    port \"a\" { static = 80 }\n    port \"b\" { static = 80 }\n  }\n}",
 		`w.hcl:4: workload "w": network: port "b": static: 80 is that of port "a" too`,
 		"workload \"w\" {\n  network {\n    port \"a\" { static = 0 }\n  }\n}",

@@ -10,8 +10,8 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/vars"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -133,9 +133,9 @@ func TestBadWorkloads(t *testing.T) {
 		`w.hcl:2: workload: a second one in this file; write one file for each workload`,
 		"workload {}", `w.hcl:1: missing name for workload: All workload blocks must have 1 labels (name)`,
 		"workload \"../w\" {}",
-		`w.hcl:1: workload "../w": id "../w" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		`w.hcl:1: workload "../w": id: "../w" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
 		`workload "` + strings.Repeat("a", 129) + `" {}`,
-		`w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id is longer than 128 characters (129)`,
+		`w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id: is longer than 128 characters (129)`,
 		"workload \"w\" {\nnamspace = \"a\"\n}",
 		`w.hcl:2: workload "w": unsupported argument "namspace"; did you mean "namespace"?`,
 		"workload \"w\" {\nnamespace = \"\"\n}", `w.hcl:2: workload "w": namespace: is required`,
@@ -179,13 +179,13 @@ func TestBadWorkloads(t *testing.T) {
 		`w.hcl:5: workload "w": volume "a": attachment_mode: "x" is not one of file-system, block-device`,
 		"workload \"w\" {\nvolume \"a\" {\n" + good +
 			"\n}\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/e\"\n}\n}",
-		`w.hcl:6: workload "w": volume "a": block given twice; each needs a name of its own`,
+		`w.hcl:6: workload "w": volume "a": is there twice; each needs a name of its own`,
 		"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"b\" {\n" + good + "\n}\n}",
 		`w.hcl:8: workload "w": volume "b": destination: "/d" is that of volume "a" too`,
 		"workload \"w\" {\nafter = [\"v\", \"w\"]\n}",
 		`w.hcl:2: workload "w": after: "w" is this workload: it cannot wait for itself`,
 		"workload \"w\" {\nafter = [\"v\"]\nreplaces = [\"v\"]\n}",
-		`w.hcl:3: workload "w": replaces: workload "v" is named twice`,
+		`w.hcl:3: workload "w": replaces: workload "v" is there twice`,
 		"workload \"w\" {\nafter = [\"a/b/c\"]\n}",
 		`w.hcl:2: workload "w": after: "a/b/c" is neither ID nor NAMESPACE/ID of a workload: "b/c" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
 		"workload \"w\" {\nexec {\ncommand = \"a\"\n}\nexec {\ncommand = \"a\"\n}\n}",
@@ -225,7 +225,7 @@ func FuzzWorkload(f *testing.F) {
 			return
 		}
 		for _, v := range spec.Volumes {
-			if claim.CheckVolumeID(v.Source) != nil || checkAbsolute(v.Destination) != nil || v.Destination == "/" {
+			if claim.CheckVolumeID(v.Source) != nil || specs.CheckPath(v.Destination) != nil || v.Destination == "/" {
 				t.Fatalf("accepted: %v", spec)
 			}
 		}
@@ -272,10 +272,4 @@ func valuesOf(names []string) map[string]string {
 		vars[name] = "<" + name + ">"
 	}
 	return vars
-}
-
-func TestMaxDevices(t *testing.T) {
-	if maxDevices != device.MaxDevices {
-		t.Errorf("%d devices are allowed, %d in the SDK", maxDevices, device.MaxDevices)
-	}
 }

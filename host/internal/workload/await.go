@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
-func (r *run) awaits() bool { return len(r.rec.Spec.awaited()) > 0 }
+func (r *run) awaits() bool { return len(r.rec.Spec.Awaited()) > 0 }
 
 // await waits until nothing is left of the workloads that this one is to come after, on whichever
 // node they ran: each has ended or is not known, and it has no claims. Those that this one
@@ -37,7 +37,7 @@ func (r *run) await(ctx context.Context) error {
 		if _, grant := r.caller.Credentials(); grant != nil {
 			r.rec.Grant = grant
 		}
-		r.waitsFor = r.rec.Spec.awaited()
+		r.waitsFor = r.rec.Spec.Awaited()
 		r.noteWait("")
 	})
 	defer r.Update(func() { r.waitsFor, r.rec.Waiting = nil, "" })
@@ -46,7 +46,7 @@ func (r *run) await(ctx context.Context) error {
 	}
 	r.event("waiting", r.snapshot().Waiting)
 	all, ctx := errgroup.WithContext(ctx)
-	for _, ref := range r.rec.Spec.awaited() {
+	for _, ref := range r.rec.Spec.Awaited() {
 		all.Go(func() error { return r.awaitOne(ctx, ref, slices.Contains(r.rec.Spec.Replaces, ref)) })
 	}
 	return all.Wait()
@@ -57,7 +57,7 @@ func (r *run) await(ctx context.Context) error {
 func (r *run) declare(ctx context.Context) error {
 	pause := r.m.limits.retry.Start()
 	for {
-		_, err := cluster.Apply(ctx, r.m.Ledger, command.Await(r.inLedger(), r.rec.Spec.awaited()))
+		_, err := cluster.Apply(ctx, r.m.Ledger, command.Await(r.inLedger(), r.rec.Spec.Awaited()))
 		if err == nil {
 			return nil
 		}

@@ -80,21 +80,3 @@ func TestCredentialOfTwoWorkloads(t *testing.T) {
 	h.stop(t, "two")
 	h.clean(t)
 }
-
-func TestUnitsOfASpec(t *testing.T) {
-	for unit, good := range map[string]bool{
-		"web.service": true, "web@1.service": true, `dev-disk\x2d1.service`: true,
-		"web": false, "web.socket": false, "a/b.service": false, "a b.service": false, "-x.service": false, ".service": false,
-	} {
-		s := spec("w")
-		s.Units = []string{unit}
-		if err := s.Validate(); (err == nil) != good {
-			t.Errorf("%q: %v", unit, err)
-		}
-	}
-	s := spec("w")
-	s.Units = []string{"a.service", "a.service"}
-	if err := s.Validate(); err == nil || !strings.Contains(err.Error(), "twice") {
-		t.Errorf("twice: %v", err)
-	}
-}

@@ -15,9 +15,13 @@ import (
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/device"
 )
+
+// Spec is what an operator requests.
+type Spec = specs.Spec
 
 // Nodes are the other nodes of the cluster.
 type Nodes interface {

@@ -73,7 +73,7 @@ func (r *run) checkPlaces(reservation device.Reservation) error {
 	}
 	var errs []error
 	for _, v := range r.rec.Spec.Volumes {
-		if v.Destination != "" && slices.Contains(places, v.Destination) {
+		if slices.Contains(places, v.Destination) {
 			errs = append(errs, status.Errorf(codes.FailedPrecondition,
 				"volume %q has the destination %s, where a device plugin mounts something too", v.Name, v.Destination))
 		}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/workload/devices"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/plugintest"
 	"github.com/pannier/pannier/test/lib/check"
@@ -86,7 +87,7 @@ func (h *host) withDevices(t *testing.T, z *zeros) *host {
 
 func deviceSpec(id string, count int, volumes ...string) Spec {
 	s := spec(id, volumes...)
-	s.Devices = []DeviceRequest{{Name: "pannier/pseudo", Count: count}}
+	s.Devices = []specs.DeviceRequest{{Name: "pannier/pseudo", Count: count}}
 	return s
 }
 
@@ -214,19 +215,4 @@ func TestDeviceAtTheDestinationOfAVolume(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	h.clean(t)
-}
-
-func TestUnsatisfiableDeviceRequests(t *testing.T) {
-	for want, requests := range map[string][]DeviceRequest{
-		"does not name devices":      {{Name: "a//b", Count: 1}},
-		"is there twice":             {{Name: "gpu", Count: 1}, {Name: "gpu", Count: 1}},
-		"count 0 must be from 1":     {{Name: "gpu"}},
-		"count 257 must be from 1 t": {{Name: "gpu", Count: 257}},
-	} {
-		s := spec("w")
-		s.Devices = requests
-		if err := s.Validate(); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v; want %q", err, want)
-		}
-	}
 }

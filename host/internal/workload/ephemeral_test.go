@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
@@ -25,7 +26,7 @@ import (
 // ephemeral asks for a volume that the driver makes for the workload, and for registered ones.
 func ephemeral(volumes ...string) Spec {
 	s := spec("w", volumes...)
-	s.Volumes = append(s.Volumes, volumesteps.Request{
+	s.Volumes = append(s.Volumes, specs.VolumeRequest{
 		Name: "scratch", Driver: full, Attributes: map[string]string{"size": "1GiB"}, Destination: "/scratch",
 	})
 	return s
@@ -88,29 +89,29 @@ func TestReadOnlyEphemeralVolume(t *testing.T) {
 // flags that he has not allowed.
 func TestEphemeralVolumeIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(h *host, r *volumesteps.Request)
+		change func(h *host, r *specs.VolumeRequest)
 		want   string
 		is     error
 	}{
 		"not opened": {
-			func(_ *host, r *volumesteps.Request) { r.Driver = staged },
+			func(_ *host, r *specs.VolumeRequest) { r.Driver = staged },
 			`have root write ephemeral_volumes {} in the block csi_driver "staged"`, drivers.ErrNotEphemeral,
 		},
-		"another namespace": {func(h *host, _ *volumesteps.Request) {
+		"another namespace": {func(h *host, _ *specs.VolumeRequest) {
 			h.drivers.set(full, func(d *drivers.Driver) {
 				d.EphemeralVolumes = &drivers.EphemeralVolumes{Namespaces: []string{"shop"}}
 			})
 		}, `in the namespace "default": driver "full": have root add it to namespaces in ephemeral_volumes`, drivers.ErrNotEphemeral},
 		"no such driver": {
-			func(_ *host, r *volumesteps.Request) { r.Driver = "none" }, "is not on this node", drivers.ErrNotFound,
+			func(_ *host, r *specs.VolumeRequest) { r.Driver = "none" }, "is not on this node", drivers.ErrNotFound,
 		},
-		"no node service": {func(h *host, _ *volumesteps.Request) {
+		"no node service": {func(h *host, _ *specs.VolumeRequest) {
 			h.drivers.set(full, func(d *drivers.Driver) { d.Fingerprint.Node = nil })
 		}, "has no node service on this node", nil},
 		"a mount flag": {
-			func(_ *host, r *volumesteps.Request) { r.MountOptions.Flags = []string{"uid=0"} }, `"uid"`, drivers.ErrMountFlag,
+			func(_ *host, r *specs.VolumeRequest) { r.MountOptions.Flags = []string{"uid=0"} }, `"uid"`, drivers.ErrMountFlag,
 		},
-		"suid": {func(h *host, r *volumesteps.Request) {
+		"suid": {func(h *host, r *specs.VolumeRequest) {
 			r.MountOptions.Flags = []string{"suid"}
 			h.drivers.set(full, func(d *drivers.Driver) { d.AllowedMountFlags = []string{"suid"} })
 		}, `"suid"`, drivers.ErrMountFlag},
@@ -133,7 +134,7 @@ func TestEphemeralVolumeIsRefused(t *testing.T) {
 
 // A workload cannot pretend to be another, even if its spec were not checked.
 func TestAttributesDoNotReplaceWhoAsks(t *testing.T) {
-	r := volumesteps.NewRecord(ref("w"), "run", volumesteps.Request{
+	r := volumesteps.NewRecord(ref("w"), "run", specs.VolumeRequest{
 		Name: "v", Driver: full, Attributes: map[string]string{"csi.storage.k8s.io/pod.namespace": "other"},
 	})
 	if got := r.Context["csi.storage.k8s.io/pod.namespace"]; got != claim.DefaultNamespace {

@@ -24,8 +24,8 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/host/internal/workload/step"
-	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -235,7 +235,7 @@ func (h *host) blockVolume(t *testing.T, driver, id string) {
 func spec(id string, volumes ...string) Spec {
 	s := Spec{WorkloadRef: ref(id)}
 	for _, v := range volumes {
-		s.Volumes = append(s.Volumes, volumesteps.Request{Name: v, Source: v, Destination: "/" + v})
+		s.Volumes = append(s.Volumes, specs.VolumeRequest{Name: v, Source: v, Destination: "/" + v})
 	}
 	return s
 }

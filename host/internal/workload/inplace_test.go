@@ -16,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -149,7 +150,7 @@ func TestUpdate(t *testing.T) {
 	if _, err := h.Start(t.Context(), s, update); !errors.Is(err, ErrNotFound) {
 		t.Errorf("of nothing: %v", err)
 	}
-	s.Exec = &Exec{Command: "from-the-command-line"}
+	s.Exec = &specs.Exec{Command: "from-the-command-line"}
 	if _, err := h.Start(t.Context(), s, Options{Owner: os.Getpid()}); err != nil {
 		t.Fatal(err)
 	}

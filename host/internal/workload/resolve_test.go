@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -29,7 +30,7 @@ func TestServicesAreResolved(t *testing.T) {
 			Upstreams: []service.Upstream{{DestinationName: "db", LocalBindPortLabel: "admin"}},
 		}}},
 	})
-	s.Ports = []Port{{Label: "http"}, {Label: "admin"}, {Label: "public"}}
+	s.Ports = []specs.Port{{Label: "http"}, {Label: "admin"}, {Label: "public"}}
 	w := h.start(t, s)
 	port := func(label string) string { return strconv.Itoa(w.Ports[label]) }
 	want := service.Service{
@@ -85,7 +86,7 @@ func TestUnresolvableServices(t *testing.T) {
 		s := withServices(spec("w"), sidecar("web"))
 		spoil(&s)
 		_, err := h.Start(t.Context(), s, Options{})
-		if errors.Is(err, ErrInvalid) == errors.Is(err, errNoBlock) || !strings.Contains(err.Error(), want) {
+		if errors.Is(err, specs.ErrInvalid) == errors.Is(err, errNoBlock) || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 		if got := h.happened(); len(got) > 0 {
@@ -101,16 +102,16 @@ func TestUnresolvableServices(t *testing.T) {
 func TestTheUserOfSecrets(t *testing.T) {
 	for user, want := range map[string]int{"": 0, "4711": 4711, "root": 0, "daemon": 1} {
 		s := Spec{User: user}
-		if got, err := s.uid(); err != nil || got != want {
+		if got, err := s.UID(); err != nil || got != want {
 			t.Errorf("%q: got %d, %v", user, got, err)
 		}
-		s = Spec{Exec: &Exec{User: user}}
-		if got, err := s.uid(); err != nil || got != want {
+		s = Spec{Exec: &specs.Exec{User: user}}
+		if got, err := s.UID(); err != nil || got != want {
 			t.Errorf("exec's %q: got %d, %v", user, got, err)
 		}
 	}
-	s := Spec{User: "7", Exec: &Exec{User: "8"}}
-	if got, _ := s.uid(); got != 7 {
+	s := Spec{User: "7", Exec: &specs.Exec{User: "8"}}
+	if got, _ := s.UID(); got != 7 {
 		t.Errorf("the workload's user does not go before exec's: %d", got)
 	}
 }

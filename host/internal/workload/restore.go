@@ -151,7 +151,7 @@ func (m *Manager) restorePortsAndSecrets(found []*record) error {
 		}
 	}
 	for _, rec := range found {
-		for _, l := range rec.Spec.listeners() {
+		for _, l := range listeners(&rec.Spec) {
 			m.Ports.RestoreListener(portHolder(rec.Spec.WorkloadRef), l.Address, l.Static)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -26,7 +27,7 @@ type revision struct {
 }
 
 // fixed is the spec without what may change while the workload runs.
-func (s Spec) fixed() Spec {
+func fixed(s Spec) Spec {
 	s.Canary, s.Units = false, nil
 	s.Services = slices.Clone(s.Services)
 	for n := range s.Services {
@@ -62,7 +63,7 @@ func fixedConnect(c *service.Connect) *service.Connect {
 // differences names the parts in which two specs differ and that may not change while the workload
 // runs.
 func differences(was, is Spec) string {
-	was, is = was.fixed(), is.fixed()
+	was, is = fixed(was), fixed(is)
 	var all []string
 	for _, part := range []struct {
 		name string
@@ -94,12 +95,12 @@ func differences(was, is Spec) string {
 func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 	services, err := m.services.Resolve(spec.WorkloadRef, spec.Services, spec.Canary, i.rec.Ports)
 	if err != nil {
-		return 0, fmt.Errorf("%w %q: %w", ErrInvalid, spec.ID, err)
+		return 0, fmt.Errorf("%w %q: %w", specs.ErrInvalid, spec.ID, err)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	was := i.rec.Spec
-	holder, added, removed := portHolder(i.ref), spec.listenersWithout(was), was.listenersWithout(spec)
+	holder, added, removed := portHolder(i.ref), listenersWithout(&spec, &was), listenersWithout(&was, &spec)
 	if _, err := m.Ports.Take(holder, added...); err != nil {
 		return 0, fmt.Errorf("workload %q: %w", i.ref, err)
 	}
@@ -124,10 +125,10 @@ func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 	return i.askRevision(), nil
 }
 
-// listenersWithout are the listeners of the spec that another one does not have.
-func (s *Spec) listenersWithout(o Spec) []ports.Request {
-	others := o.listeners()
-	return slices.DeleteFunc(s.listeners(), func(l ports.Request) bool {
+// listenersWithout are the listeners of a spec that another one does not have.
+func listenersWithout(s, o *Spec) []ports.Request {
+	others := listeners(o)
+	return slices.DeleteFunc(listeners(s), func(l ports.Request) bool {
 		return slices.ContainsFunc(others, func(r ports.Request) bool {
 			return l.Static == r.Static && l.Address == r.Address
 		})

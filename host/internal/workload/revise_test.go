@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -38,7 +39,7 @@ func TestServicesAreChangedInPlace(t *testing.T) {
 			change(&s)
 			var told collected
 			w, err := h.Start(t.Context(), s, Options{Progress: told.progress})
-			if err != nil || w.State != Running || !w.Spec.equal(s) {
+			if err != nil || w.State != Running || !w.Spec.Equal(s) {
 				t.Fatalf("%s, %v", w.State, err)
 			}
 			if got := strings.Join(h.happened(), ", "); got != "register web" {
@@ -81,10 +82,10 @@ func TestWhatCannotBeChangedInPlace(t *testing.T) {
 	h.start(t, base())
 	for want, change := range map[string]func(s *Spec){
 		"other volumes;":        func(s *Spec) { s.Volumes[0].ReadOnly = true },
-		"other ports;":          func(s *Spec) { s.Ports = append(s.Ports, Port{Label: "x"}) },
+		"other ports;":          func(s *Spec) { s.Ports = append(s.Ports, specs.Port{Label: "x"}) },
 		"other user;":           func(s *Spec) { s.User = "0" },
-		"other exec;":           func(s *Spec) { s.Exec = &Exec{Command: "true"} },
-		"other sidecars;":       func(s *Spec) { s.Sidecars = []Sidecar{{Command: []string{"envoy"}}} },
+		"other exec;":           func(s *Spec) { s.Exec = &specs.Exec{Command: "true"} },
+		"other sidecars;":       func(s *Spec) { s.Sidecars = []specs.Sidecar{{Command: []string{"envoy"}}} },
 		"other services (other": func(s *Spec) { s.Services[0].Address = "192.0.2.1"; s.Services[0].Tags = []string{"x"} },
 	} {
 		s := base()
@@ -96,11 +97,11 @@ func TestWhatCannotBeChangedInPlace(t *testing.T) {
 	}
 	s := base()
 	s.Services[0].Tags = []string{"${nope}"}
-	if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, ErrInvalid) ||
+	if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, specs.ErrInvalid) ||
 		!strings.Contains(err.Error(), "unknown variable ${nope}") {
 		t.Errorf("got %v", err)
 	}
-	if w, err := h.Get(ref("w")); err != nil || !w.Spec.equal(base()) || h.count("register web") != 1 {
+	if w, err := h.Get(ref("w")); err != nil || !w.Spec.Equal(base()) || h.count("register web") != 1 {
 		t.Errorf("it was changed: %+v, %v", w.Spec, err)
 	}
 	h.stop(t, "w")
@@ -167,7 +168,7 @@ func TestAChangeInTheMiddle(t *testing.T) {
 		w, _ := h.Start(context.Background(), s, Options{})
 		over <- w
 	}()
-	h.eventually(t, "w", "changing", func(w Workload) bool { return w.Spec.equal(s) })
+	h.eventually(t, "w", "changing", func(w Workload) bool { return w.Spec.Equal(s) })
 	h.stop(t, "w")
 	if w := <-over; w.State == Running {
 		t.Errorf("the change ended in state %s", w.State)

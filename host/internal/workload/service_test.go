@@ -20,6 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
@@ -43,7 +44,7 @@ func plainService(name string) service.Service { return service.Service{Name: na
 // withServices adds services, and the port that they use, to a spec.
 func withServices(s Spec, services ...service.Service) Spec {
 	s.Services, s.User = services, fmt.Sprint(bob)
-	s.Ports = []Port{{Label: "http"}}
+	s.Ports = []specs.Port{{Label: "http"}}
 	return s
 }
 
@@ -495,7 +496,7 @@ func TestPortsOfAWorkload(t *testing.T) {
 	for n := range s.Services {
 		s.Services[n].Connect.Admin = service.AdminTCP
 	}
-	s.Ports = append(s.Ports, Port{Label: "admin"})
+	s.Ports = append(s.Ports, specs.Port{Label: "admin"})
 	w := h.start(t, s)
 	seen := map[int]bool{}
 	all := []int{w.Ports["http"], w.Ports["admin"]}
@@ -512,7 +513,7 @@ func TestPortsOfAWorkload(t *testing.T) {
 		seen[p] = true
 	}
 	other := spec("other")
-	other.Ports = []Port{{Label: "mine", Static: w.Ports["http"]}}
+	other.Ports = []specs.Port{{Label: "mine", Static: w.Ports["http"]}}
 	conflict := func() {
 		t.Helper()
 		_, err := h.Start(t.Context(), other, Options{})
@@ -564,7 +565,7 @@ func TestPortsOfUpstreams(t *testing.T) {
 	for range 2 {
 		refused(of("x", "127.0.0.1"), `held by workload "w"`)
 		own := of("y", "")
-		own.Ports = append(own.Ports, Port{Label: "db", Static: port})
+		own.Ports = append(own.Ports, specs.Port{Label: "db", Static: port})
 		refused(own, `held by workload "w"`)
 		h.start(t, of("z", "127.0.0.2"))
 		h.stop(t, "z")
@@ -572,7 +573,7 @@ func TestPortsOfUpstreams(t *testing.T) {
 	}
 	h.stop(t, "w")
 	own := of("y", "") // a port of its own that it keeps for its upstream
-	own.Ports = append(own.Ports, Port{Label: "db", Static: port})
+	own.Ports = append(own.Ports, specs.Port{Label: "db", Static: port})
 	h.start(t, own)
 	h.stop(t, "y")
 	h.clean(t)

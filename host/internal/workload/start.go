@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/service"
@@ -134,7 +135,7 @@ func (m *Manager) join(i *instance, s Workload, spec Spec, opts Options) (asked 
 	if opts.Update { // a program may be from the command line of pannier workload run
 		owner, spec.Exec = s.OwnerPID, s.Spec.Exec
 	}
-	same := s.Spec.equal(spec)
+	same := s.Spec.Equal(spec)
 	if differs := differences(s.Spec, spec); differs != "" {
 		return 0, fmt.Errorf("workload %q: %w: other %s; stop it first: pannier workload stop %s", spec.WorkloadRef,
 			ErrConflict, differs, spec.ID)
@@ -203,7 +204,7 @@ func whose(owner int) string {
 // releases the ports.
 func (m *Manager) resolve(rec *record) (identified bool, err error) {
 	spec := &rec.Spec
-	fault := func(err error) error { return fmt.Errorf("%w %q: %w", ErrInvalid, spec.ID, err) }
+	fault := func(err error) error { return fmt.Errorf("%w %q: %w", specs.ErrInvalid, spec.ID, err) }
 	want := make([]ports.Request, 0, len(spec.Ports))
 	for _, p := range spec.Ports {
 		want = append(want, ports.Request{Label: p.Label, Static: p.Static})
@@ -217,7 +218,7 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 	if own == 0 && len(spec.Services) == 0 {
 		return false, nil
 	}
-	want = append(want, spec.listeners()...)
+	want = append(want, listeners(spec)...)
 	got, err := m.Ports.Take(portHolder(spec.WorkloadRef), want...)
 	if err != nil {
 		return false, fmt.Errorf("workload %q: %w", spec.WorkloadRef, err)
@@ -247,7 +248,7 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 	if !identified {
 		return false, nil
 	}
-	if rec.UID, err = spec.uid(); err != nil {
+	if rec.UID, err = spec.UID(); err != nil {
 		return false, fault(err)
 	}
 	return true, nil
@@ -255,11 +256,11 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 
 // listeners are the ports on which the proxies of the services listen for the program, for their upstreams. One that is
 // a port of the workload is taken as that.
-func (s *Spec) listeners() (all []ports.Request) {
+func listeners(s *Spec) (all []ports.Request) {
 	for n := range s.Services {
 		for _, u := range s.Services[n].Upstreams() {
 			port := int(u.LocalBindPort)
-			if port == 0 || slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Static == port }) {
+			if port == 0 || slices.ContainsFunc(s.Ports, func(p specs.Port) bool { return p.Static == port }) {
 				continue
 			}
 			all = append(all, ports.Request{

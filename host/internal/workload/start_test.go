@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
-	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -158,7 +158,7 @@ func TestOneVolumeTwice(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "data")
 	s := spec("w")
-	s.Volumes = []volumesteps.Request{
+	s.Volumes = []specs.VolumeRequest{
 		{Name: "first", Source: "data", Destination: "/1"},
 		{Name: "second", Source: "data", Destination: "/2", MountOptions: claim.MountOptions{Flags: []string{"noatime"}}},
 		{Name: "reader", Source: "data", Destination: "/3", ReadOnly: true},
@@ -237,10 +237,12 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 		"used in two ways": {func(t *testing.T, h *host, s *Spec) {
 			h.volume(t, full, "b", single,
 				claim.Capability{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem})
-			s.Volumes = append(s.Volumes, volumesteps.Request{Name: "c", Source: "b", AccessMode: claim.SingleNodeMultiWriter})
+			s.Volumes = append(s.Volumes, specs.VolumeRequest{
+				Name: "c", Source: "b", AccessMode: claim.SingleNodeMultiWriter, Destination: "/c",
+			})
 			s.Volumes[1].AccessMode = claim.SingleNodeWriter
 		}, "one workload uses a volume in one way", nil},
-		"invalid": {func(_ *testing.T, _ *host, s *Spec) { s.Volumes[1].Destination = "/a" }, `one destination`, ErrInvalid},
+		"invalid": {func(_ *testing.T, _ *host, s *Spec) { s.Volumes[1].Destination = "/a" }, `is that of volume "a" too`, specs.ErrInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
@@ -253,7 +255,7 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
 				t.Fatalf("got %v, want %q (%v)", err, c.want, c.is)
 			}
-			if !errors.Is(c.is, ErrInvalid) && !errors.Is(err, ErrFailed) {
+			if !errors.Is(c.is, specs.ErrInvalid) && !errors.Is(err, ErrFailed) {
 				t.Errorf("%v is no ErrFailed", err)
 			}
 			if after := h.happened(); !slices.Equal(before, after) {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
@@ -21,6 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/convert"
 	"github.com/pannier/pannier/sdk/device"
@@ -44,9 +44,9 @@ type Handler struct {
 
 // Workloads are those of this node (workload.Manager).
 type Workloads interface {
-	Start(ctx context.Context, spec workload.Spec, opts workload.Options) (workload.Workload, error)
+	Start(ctx context.Context, spec specs.Spec, opts workload.Options) (workload.Workload, error)
 	// Check says what Start would do, and changes nothing.
-	Check(ctx context.Context, spec workload.Spec) (workload.Check, error)
+	Check(ctx context.Context, spec specs.Spec) (workload.Check, error)
 	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
 		error)
 	// Force lets the release of a workload unmount what drivers do not.
@@ -291,11 +291,9 @@ func workloadRef(req call.Namespaced) (claim.WorkloadRef, error) {
 	return ref, ref.Validate()
 }
 
-// SpecOf converts a workload's spec, which workload.Spec.Validate checks. Empty lists and maps become nil, as
-// in specs from the journal, since the two are compared.
-func SpecOf(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
-	out := convert.From[workload.Spec](spec)
-	out.Namespace = call.NamespaceOr(out.Namespace)
+// SpecOf converts a workload's spec. The rules of it are checked where it is used.
+func SpecOf(spec *hostv1.WorkloadSpec) (specs.Spec, error) {
+	out := specs.Of(spec)
 	for _, m := range spec.GetServices() {
 		svc, err := service.FromProto(m)
 		if err != nil {
@@ -303,28 +301,7 @@ func SpecOf(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 		}
 		out.Services = append(out.Services, svc)
 	}
-	var err error
-	if out.After, err = awaited(out.WorkloadRef, "after", spec.GetAfter()); err != nil {
-		return out, err
-	}
-	out.Replaces, err = awaited(out.WorkloadRef, "replaces", spec.GetReplaces())
-	return out, err
-}
-
-// awaited converts the workloads that another one names. Names without a namespace are in its own.
-func awaited(by claim.WorkloadRef, field string, names []string) (refs []claim.WorkloadRef, err error) {
-	for _, name := range names {
-		ref := claim.WorkloadRef{Namespace: by.Namespace, ID: name}
-		if namespace, id, qualified := strings.Cut(name, "/"); qualified {
-			ref = claim.WorkloadRef{Namespace: namespace, ID: id}
-		}
-		if err := ref.Validate(); err != nil {
-			return nil, call.Invalid(fmt.Sprintf("workload %q", by), field,
-				fmt.Sprintf("names %q, which is neither ID nor NAMESPACE/ID: %v", name, err))
-		}
-		refs = append(refs, ref)
-	}
-	return refs, nil
+	return out, nil
 }
 
 // shownAwaited names workloads as seen from a namespace.
@@ -340,7 +317,7 @@ func shownAwaited(namespace string, refs []claim.WorkloadRef) (names []string) {
 }
 
 // ShownSpec shows a workload's spec.
-func ShownSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
+func ShownSpec(spec specs.Spec) (*hostv1.WorkloadSpec, error) {
 	out := convert.To[hostv1.WorkloadSpec](spec)
 	out.After, out.Replaces = shownAwaited(spec.Namespace, spec.After), shownAwaited(spec.Namespace, spec.Replaces)
 	for _, v := range out.GetVolumes() {

@@ -29,16 +29,6 @@ type Given struct {
 	Group   string `json:"group"`   // VENDOR/TYPE/NAME
 }
 
-// CheckName checks that a name has the form of a request for devices.
-func CheckName(name string) error {
-	for _, part := range strings.SplitN(name, "/", 3) {
-		if part == "" {
-			return fmt.Errorf("%q does not name devices: want TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME", name)
-		}
-	}
-	return nil
-}
-
 // matches says whether a name selects a group.
 func matches(name string, g Group) bool {
 	switch parts := strings.SplitN(name, "/", 3); len(parts) {

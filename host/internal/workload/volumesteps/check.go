@@ -6,18 +6,20 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 )
 
 // Checked is what a start would do for one request.
 type Checked struct {
-	Request Request
+	Request specs.VolumeRequest
 	Driver  string
 	Usage   mounts.Usage
 }
 
 // Check does for a workload's requests what Want does, and keeps nothing of it. A driver that is not healthy is not
 // waited for. Requests with a problem are not in the result.
-func (s *Steps) Check(ctx context.Context, w claim.WorkloadRef, requests []Request) (ok []Checked, problems []error) {
+func (s *Steps) Check(ctx context.Context, w claim.WorkloadRef, requests []specs.VolumeRequest,
+) (ok []Checked, problems []error) {
 	set := NewSet(unstarted{w}, nil)
 	set.check = true
 	var want []claim.Claim

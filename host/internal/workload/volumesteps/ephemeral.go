@@ -11,16 +11,9 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/storage"
 )
-
-// ReservedAttributes begins the keys of the volume context that the host writes.
-const ReservedAttributes = "csi.storage.k8s.io/"
-
-// Ephemeral reports whether the driver makes the volume for the workload, when it publishes it. Such a volume is gone
-// when it is unpublished. It is neither attached nor staged, the ledger knows nothing of it, and nobody can claim it:
-// no other workload or node can name it (Kubernetes, "CSI ephemeral inline volumes").
-func (r Request) Ephemeral() bool { return r.Driver != "" }
 
 // Name is the volume's for people: an ephemeral one has no name but its request's.
 func (v *Record) Name() string {
@@ -38,11 +31,11 @@ func (v *Record) makeEphemeral(w claim.WorkloadRef, run string) {
 	v.Context = map[string]string{}
 	maps.Copy(v.Context, v.Request.Attributes)
 	maps.Copy(v.Context, map[string]string{ // last: a workload cannot pretend to be another
-		ReservedAttributes + "ephemeral":           "true",
-		ReservedAttributes + "pod.name":            w.ID,
-		ReservedAttributes + "pod.namespace":       w.Namespace,
-		ReservedAttributes + "pod.uid":             run,
-		ReservedAttributes + "serviceAccount.name": w.ID,
+		specs.ReservedAttributes + "ephemeral":           "true",
+		specs.ReservedAttributes + "pod.name":            w.ID,
+		specs.ReservedAttributes + "pod.namespace":       w.Namespace,
+		specs.ReservedAttributes + "pod.uid":             run,
+		specs.ReservedAttributes + "serviceAccount.name": w.ID,
 	})
 }
 

@@ -9,27 +9,14 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
-
-// Request asks for one volume at one destination. A workload may request a volume more than
-// once, with other mount options.
-type Request struct {
-	Name           string               `json:"name"`                 // unique in the workload
-	Source         string               `json:"source,omitempty"`     // the volume's id, in the workload's namespace
-	Driver         string               `json:"driver,omitempty"`     // makes the volume, see Ephemeral; instead of Source
-	Attributes     map[string]string    `json:"attributes,omitempty"` // of an ephemeral volume, for the driver
-	ReadOnly       bool                 `json:"read_only,omitempty"`
-	AccessMode     claim.AccessMode     `json:"access_mode,omitempty"`     // may be empty where the volume has one
-	AttachmentMode claim.AttachmentMode `json:"attachment_mode,omitempty"` // may be empty where the volume has one
-	MountOptions   claim.MountOptions   `json:"mount_options"`             // replace the volume's, field by field
-	Destination    string               `json:"destination,omitempty"`     // absolute, in the workload's mount namespace
-}
 
 // Record is what the journal keeps of one volume request, with all that undoing it needs: an
 // undo reads neither the ledger nor the driver's fingerprint.
 type Record struct {
-	Request Request                  `json:"request"`
+	Request specs.VolumeRequest      `json:"request"`
 	Steps   map[string]step.Progress `json:"steps"`
 
 	// The volume as it was claimed, with the mount options of the request. Set by the claim, but for its VolumeRef.
@@ -53,7 +40,7 @@ type Record struct {
 }
 
 // NewRecord is the record of a request of one run of a workload that no step was taken for yet.
-func NewRecord(w claim.WorkloadRef, run string, req Request) *Record {
+func NewRecord(w claim.WorkloadRef, run string, req specs.VolumeRequest) *Record {
 	v := &Record{
 		Request: req, Steps: map[string]step.Progress{},
 		Definition: claim.Definition{VolumeRef: claim.VolumeRef{Namespace: w.Namespace, ID: req.Source}},

@@ -1,5 +1,5 @@
 // Package volumesteps has the steps that give a workload its volumes: claim, attach, stage and
-// publish, each with its undo. An ephemeral volume is published only (see Request.Ephemeral).
+// publish, each with its undo. An ephemeral volume is published only (see specs.VolumeRequest).
 //
 // What must stay true:
 //
