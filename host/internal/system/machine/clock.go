@@ -18,8 +18,8 @@ const (
 )
 
 // CheckClock returns an error if the present discipline of this machine's clock lets it run faster or slower than
-// maxDrift, a part of one. A time daemon that sets tick or frequency cannot: the kernel bounds both. A phase-locked loop
-// with a very short time constant can.
+// maxDrift, a part of one. A time daemon that sets tick or frequency cannot: the kernel bounds both. A phase-locked
+// loop with a very short time constant can.
 func CheckClock(maxDrift float64) error {
 	var t unix.Timex
 	if _, err := unix.Adjtimex(&t); err != nil {
