@@ -26,7 +26,7 @@ var ofPluginFiles = []attack{
 	{
 		who: pluginFile, tries: "have half a file run as root: the writer pauses, or dies",
 		stops: "a file is taken when no process has it open for writing, and what its ELF headers name is within it",
-		pkg:   supervisorPkg, run: "^TestHalfAFileIsNotRun$",
+		pkg:   supervisorPkg, run: "^TestBadPrograms$",
 		worked: "86246d4: half a file was run: the process ended: signal: segmentation fault",
 		remains: "half a script whose writer died; on network file systems, which do not say who writes, a file of its " +
 			"full size with gaps",

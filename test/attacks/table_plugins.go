@@ -57,7 +57,7 @@ var ofPlugins = []attack{
 	{
 		who: "a hostile plugin", tries: "print any handshake, such as one with the address of another program",
 		stops: "the host connects only to a socket in the directory that it gave the plugin",
-		pkg:   "./host/internal/pluginhost/supervisor", run: "^FuzzHandshake$",
+		pkg:   "./host/internal/managed/goplugin", run: "^FuzzHandshake$",
 	},
 	{
 		who: "a front door whose process is root's", tries: "call more of the API than its policy allows, with its token, without one, or as a forwarded call of root",
