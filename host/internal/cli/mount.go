@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -222,15 +221,7 @@ func alreadyMounted(ctx context.Context, client *api.Client, r *mountRequest) (b
 	if err != nil {
 		return false, err
 	}
-	at := func(path string) *mountinfo.Info { // the topmost
-		for _, m := range slices.Backward(table) {
-			if m.Mountpoint == path {
-				return m
-			}
-		}
-		return nil
-	}
-	there := at(r.target)
+	there := mountuse.At(table, r.target)
 	if there == nil || there.FSType == "autofs" {
 		return false, nil
 	}
@@ -243,7 +234,7 @@ func alreadyMounted(ctx context.Context, client *api.Client, r *mountRequest) (b
 		return false, err
 	}
 	for _, m := range ours {
-		published := at(m.GetHostPath())
+		published := mountuse.At(table, m.GetHostPath())
 		if published == nil || !mountuse.Shows(there, published) {
 			continue
 		}

@@ -103,9 +103,6 @@ func (s *Set) Sum(path string) (string, error) {
 	if now.SHA256, err = read(path); err != nil {
 		return "", fmt.Errorf("%s: %w", path, err)
 	}
-	if s.sums == nil {
-		s.sums = map[string]hashed{}
-	}
 	s.sums[path] = now
 	return now.SHA256, nil
 }

@@ -107,13 +107,7 @@ func (d *Dir) Close() error {
 		return ignore(err, fs.ErrNotExist)
 	}
 	table, err := mountuse.Read(mountuse.Self)
-	ours := false
-	for _, m := range table {
-		if m.Mountpoint == path {
-			ours = m.Source == source // the last one lies on top
-		}
-	}
-	if err != nil || !ours {
+	if there := mountuse.At(table, path); err != nil || there == nil || there.Source != source {
 		return err
 	}
 	entries, err := os.ReadDir(path)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -66,17 +65,15 @@ func Read() (Table, error) {
 // At returns what is mounted at path, or nil. Of several mounts on top of each other it is the
 // visible one.
 func (t Table) At(path string) *Mount {
-	for _, i := range slices.Backward(t) {
-		if filepath.Clean(i.Mountpoint) != path {
-			continue
-		}
-		m := newMount(i)
-		if d, ok := mountuse.DiskOf(i); ok {
-			m.Disk = &d
-		}
-		return &m
+	i := mountuse.At(t, path)
+	if i == nil {
+		return nil
 	}
-	return nil
+	m := newMount(i)
+	if d, ok := mountuse.DiskOf(i); ok {
+		m.Disk = &d
+	}
+	return &m
 }
 
 // Below returns what is mounted at or below dir, in the order of mounting.

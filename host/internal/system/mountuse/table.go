@@ -35,6 +35,17 @@ func Read(dir string) ([]*mountinfo.Info, error) {
 	return table, nil
 }
 
+// At returns what is mounted at path, which must be clean; nil: nothing is. Of several mounts on top of each other it
+// is the visible one.
+func At(table []*mountinfo.Info, path string) *mountinfo.Info {
+	for _, m := range slices.Backward(table) {
+		if m.Mountpoint == path {
+			return m
+		}
+	}
+	return nil
+}
+
 // Shows reports whether m shows what original shows, or a part of it, in whatever namespace the two are.
 func Shows(m, original *mountinfo.Info) bool {
 	return Device(m) == Device(original) && Within(m.Root, original.Root)
