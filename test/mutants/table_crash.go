@@ -13,8 +13,8 @@ var crashes = []mutant{
 	},
 	{
 		name: "users-not-in-journal", promise: "users of a staging mount are known after a restart",
-		in: "host/internal/workload/volumesteps", decl: "Steps.join",
-		old: "	return u, s.saveUsers(b, key, u)\n",
+		in: "host/internal/workload/volumesteps", decl: "userTable.join",
+		old: "	return u, t.save(key, u)\n",
 		new: "	return u, nil\n",
 		pkg: workloadPkg, run: "^TestUsersAreCountedOverARestart$",
 	},

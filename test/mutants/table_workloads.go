@@ -139,7 +139,7 @@ var workloads = []mutant{
 	{
 		name:    "ephemeral-not-opened",
 		promise: "a workload has ephemeral volumes only of drivers that their operator has opened to its namespace",
-		in:      "host/internal/workload/volumesteps", decl: "Steps.prepareEphemeral",
+		in:      "host/internal/workload/volumesteps", decl: "Claims.prepareEphemeral",
 		old: "		err = d.CheckEphemeral(v.workload.Namespace)\n",
 		new: "		_ = d.CheckEphemeral(v.workload.Namespace)\n",
 		pkg: workloadPkg, run: "^TestEphemeralVolumeIsRefused$",
@@ -155,9 +155,9 @@ var workloads = []mutant{
 	{
 		name:    "ephemeral-uncounted",
 		promise: "ephemeral volumes count for a driver's max_volumes_per_node",
-		in:      "host/internal/workload/volumesteps", decl: "Steps.checkLimits",
-		old: "	s.places.Lock()\n	defer s.places.Unlock()\n	if err := s.fit(ctx, set); err != nil {\n",
-		new: "	if err := s.fit(ctx, &Set{Workload: set, Volumes: nil}); err != nil {\n",
+		in:      "host/internal/workload/volumesteps", decl: "limits.check",
+		old: "	l.mu.Lock()\n	defer l.mu.Unlock()\n	if err := l.fit(ctx, set); err != nil {\n",
+		new: "	if err := l.fit(ctx, &Set{Workload: set, Volumes: nil}); err != nil {\n",
 		pkg: workloadPkg, run: "^TestEphemeralVolumesCount$",
 	},
 	{
@@ -208,7 +208,7 @@ var workloads = []mutant{
 	},
 	{
 		name: "claim-freed-while-mounted", promise: "a claim is freed after its volume is unmounted, never before",
-		in: "host/internal/workload/volumesteps", decl: "Steps.releasable",
+		in: "host/internal/workload/volumesteps", decl: "Claims.releasable",
 		old: "			if len(v.Steps) > 0 && !slices.Contains(left, v.Ref) {\n",
 		new: "			if len(v.Steps) > 8 && !slices.Contains(left, v.Ref) {\n",
 		pkg: workloadPkg, run: "^(TestUndoIsRepeatedUntilItWorks|TestADriverIsAwayAtAStop)$",
@@ -222,7 +222,7 @@ var workloads = []mutant{
 	},
 	{
 		name: "claims-not-compared", promise: "a start that continues under another lease compares its claims with the ledger",
-		in: "host/internal/workload/volumesteps", decl: "Steps.confirm",
+		in: "host/internal/workload/volumesteps", decl: "Claims.confirm",
 		old: "	if confirmed {\n		return nil\n	}\n",
 		new: "	if confirmed || epoch != 0 {\n		return nil\n	}\n",
 		pkg: workloadPkg, run: "^TestLeaseIsLostDuringAStart$",
@@ -285,8 +285,8 @@ var workloads = []mutant{
 	},
 	{
 		name: "volumes-per-node-exceeded", promise: "a driver is never asked to take more volumes on a node than it takes",
-		in: "host/internal/workload/volumesteps", decl: "Steps.Claim",
-		old: "return number, s.checkLimits(ctx, set, number)",
+		in: "host/internal/workload/volumesteps", decl: "Claims.Claim",
+		old: "return number, c.limits.check(ctx, set, number)",
 		new: "return number, nil",
 		pkg: "./test/suite/e2e", run: "^TestVolumesPerNode$",
 	},
@@ -299,7 +299,7 @@ var workloads = []mutant{
 	},
 	{
 		name: "stray-files-wedge-a-release", promise: "files beneath a mount point do not keep a volume from being released",
-		in: "host/internal/workload/volumesteps", decl: "Steps.unmount",
+		in: "host/internal/workload/volumesteps", decl: "paths.unmount",
 		old: "		err = call()\n",
 		new: "",
 		pkg: workloadPkg, run: "^TestFilesBeneathAMount$",

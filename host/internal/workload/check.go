@@ -33,7 +33,7 @@ func (m *Manager) Check(ctx context.Context, spec Spec) (c Check, err error) {
 		}
 	}
 	var problems []error
-	c.Volumes, problems = m.volumes.Check(ctx, spec.WorkloadRef, spec.Volumes)
+	c.Volumes, problems = m.volumes.Claims.Check(ctx, spec.WorkloadRef, spec.Volumes)
 	c.Problems = append(c.Problems, problems...)
 	return c, nil
 }

@@ -103,7 +103,7 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		ledger: timeout, stopGrace: timeout, killGrace: timeout, cutGrace: time.Millisecond,
 		devices: timeout, reserve: timeout, repair: time.Hour, undo: soon, retry: soon,
 	}
-	out.volumes.DriverWait = timeout
+	out.volumes.Calls.DriverWait = timeout
 	out.services.Limits = servicesteps.Limits{
 		Register: timeout, Identity: timeout, ReadBack: timeout, Bootstrap: timeout, Release: timeout,
 		Look: time.Hour, Retry: soon,

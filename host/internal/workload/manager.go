@@ -113,18 +113,17 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 		reconciled: make(chan struct{}),
 		workloads:  map[claim.WorkloadRef]*instance{},
 		took:       newStepMetrics(),
-		volumes: &volumesteps.Steps{
-			Node: node, Layout: layout, Journal: j, Ledger: deps.Ledger, Lease: deps.Lease, Controller: deps.Controller,
-			Calls: deps.Calls, Secrets: deps.Secrets, ReadSecret: deps.ReadSecret, Events: deps.Events, Log: log,
-			DriverWait: volumesteps.DriverWait,
-		},
 		services: &servicesteps.Steps{
 			Node: node, Datacenter: deps.Datacenter, Tokens: deps.Tokens, Services: deps.Services, SecretsDir: deps.SecretsDir,
 			IdentityTimeout: deps.IdentityTimeout, Events: deps.Events, Log: log, Limits: servicesteps.DefaultLimits,
 		},
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
-	m.volumes.Closing, m.volumes.Explained, m.volumes.Records = m.ctx, m.explained, m.liveRecords
+	m.volumes = volumesteps.New(volumesteps.Config{
+		Node: node, Layout: layout, Journal: j, Ledger: deps.Ledger, Lease: deps.Lease, Controller: deps.Controller,
+		Drivers: deps.Calls, Secrets: deps.Secrets, ReadSecret: deps.ReadSecret, Events: deps.Events, Log: log,
+		Closing: m.ctx, Explained: m.explained, Records: m.liveRecords,
+	})
 	return m
 }
 
@@ -136,7 +135,7 @@ func (m *Manager) Close() error {
 	m.mu.Unlock()
 	m.cancel(ErrClosed)
 	m.live.Wait()
-	m.volumes.Wait()
+	m.volumes.Calls.Wait()
 	return nil
 }
 

@@ -225,7 +225,7 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 		"unhealthy driver": {func(t *testing.T, h *host,
 			_ *Spec,
 		) {
-			h.volumes.DriverWait = 1
+			h.volumes.Calls.DriverWait = 1
 			h.drivers.healthy(full, false)
 		}, "the driver is not healthy: the test took it away", nil},
 		"held by another": {func(t *testing.T, h *host,

@@ -133,7 +133,7 @@ func ofService(name string, when func(*servicesteps.Service) bool, do,
 // claim takes all the workload's claims and records the tokens that Consul will be asked for, in
 // one ledger command.
 func (r *run) claim(ctx context.Context) error {
-	want, err := r.m.volumes.Want(ctx, r.volumes)
+	want, err := r.m.volumes.Claims.Want(ctx, r.volumes)
 	if err != nil {
 		return step.NoEffect(err)
 	}
@@ -141,7 +141,7 @@ func (r *run) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	number, err := r.m.volumes.Claim(ctx, r.volumes, r.inLedger(), want, tokens)
+	number, err := r.m.volumes.Claims.Claim(ctx, r.volumes, r.inLedger(), want, tokens)
 	if step.Refused(err) {
 		err = errors.Join(err, r.unmarkTokens(fresh))
 		if !r.m.RemoteLedger {

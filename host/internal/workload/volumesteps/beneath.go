@@ -6,10 +6,21 @@ import (
 	"os"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
+
+// paths are where drivers mount volumes on this node.
+type paths struct {
+	layout mounts.Layout
+	log    hclog.Logger
+	events *events.Bus
+	search mountuse.Search
+}
 
 // inTheWay is the error of a start that would hide files.
 func inTheWay(verb string, v *Volume, err error) error {
@@ -23,13 +34,13 @@ func inTheWay(verb string, v *Volume, err error) error {
 // Files beneath the mount point, such as those of a container that was given the path before the volume was mounted,
 // make most drivers fail for ever: they cannot remove the directory. With ours, which says that all that is at the
 // path without a mount is no driver's, the files are moved aside and the driver is called again.
-func (s *Steps) unmount(ref claim.VolumeRef, path string, ours bool, call func() error) error {
+func (p *paths) unmount(ref claim.VolumeRef, path string, ours bool, call func() error) error {
 	err := call()
 	if err != nil && ours {
 		if there, atErr := mounts.At(path); atErr != nil || there != nil {
-			return s.inUse(path, err)
+			return p.inUse(path, err)
 		}
-		moved, asideErr := s.setAside(ref, path)
+		moved, asideErr := p.setAside(ref, path)
 		if asideErr != nil || !moved {
 			return errors.Join(err, asideErr)
 		}
@@ -39,17 +50,17 @@ func (s *Steps) unmount(ref claim.VolumeRef, path string, ours bool, call func()
 		return err
 	}
 	if there, err := mounts.At(path); err != nil || there != nil {
-		err = errors.Join(err, s.removeMount(ref, path))
-		s.report(ref, path, fmt.Sprintf("the driver answered that it has unmounted %s, and it was mounted still: %v", path, there))
+		err = errors.Join(err, p.removeMount(ref, path))
+		p.report(ref, path, fmt.Sprintf("the driver answered that it has unmounted %s, and it was mounted still: %v", path, there))
 		return err
 	}
-	return s.clearPath(ref, path)
+	return p.clearPath(ref, path)
 }
 
 // report tells of a mount that the host has to unmount itself.
-func (s *Steps) report(ref claim.VolumeRef, path, message string) {
-	s.Log.Warn("a mount is unmounted by the host", "volume", ref, "path", path, "why", message)
-	s.Events.Publish(events.Event{
+func (p *paths) report(ref claim.VolumeRef, path, message string) {
+	p.log.Warn("a mount is unmounted by the host", "volume", ref, "path", path, "why", message)
+	p.events.Publish(events.Event{
 		Topic: events.TopicVolume, Type: "unmounted", Subject: ref.String(), Message: message,
 		Details: map[string]string{"path": path},
 	})
@@ -57,48 +68,43 @@ func (s *Steps) report(ref claim.VolumeRef, path, message string) {
 
 // removeMount unmounts whatever is still mounted at a path after its driver has unmounted it, and removes the path: a
 // driver that lost its state may have left a mount. Files beneath the mount are moved aside.
-func (s *Steps) removeMount(ref claim.VolumeRef, path string) error {
-	if err := s.Layout.Unmount(path); err != nil {
-		return s.inUse(path, err)
+func (p *paths) removeMount(ref claim.VolumeRef, path string) error {
+	if err := p.layout.Unmount(path); err != nil {
+		return p.inUse(path, err)
 	}
-	return s.removePath(ref, path)
-}
-
-// removePath removes a path where nothing is mounted any more.
-func (s *Steps) removePath(ref claim.VolumeRef, path string) error {
-	if err := s.clearPath(ref, path); err != nil {
+	if err := p.clearPath(ref, path); err != nil {
 		return err
 	}
-	return s.removeEmpty(path)
+	return p.removeEmpty(path)
 }
 
 // removeEmpty removes a path where nothing is mounted any more, and its parents, unless files stay there.
-func (s *Steps) removeEmpty(path string) error {
-	if err := s.Layout.Remove(path); !errors.Is(err, mounts.ErrHoldsData) {
+func (p *paths) removeEmpty(path string) error {
+	if err := p.layout.Remove(path); !errors.Is(err, mounts.ErrHoldsData) {
 		return err
 	}
 	return nil
 }
 
 // clearPath moves files aside that are at a path where nothing is mounted any more.
-func (s *Steps) clearPath(ref claim.VolumeRef, path string) error {
-	_, err := s.setAside(ref, path)
+func (p *paths) clearPath(ref claim.VolumeRef, path string) error {
+	_, err := p.setAside(ref, path)
 	if stays := (*os.LinkError)(nil); errors.As(err, &stays) {
 		// The volume is unmounted, so its claim may be released. The next start says what is in its way.
-		s.Log.Error("files beneath a volume's mount point could not be moved aside", "volume", ref, "error", err)
+		p.log.Error("files beneath a volume's mount point could not be moved aside", "volume", ref, "error", err)
 		return nil
 	}
 	return err
 }
 
 // setAside moves the files at a path where nothing is mounted any more, and says where they are.
-func (s *Steps) setAside(ref claim.VolumeRef, path string) (moved bool, err error) {
-	to, err := s.Layout.SetAside(path, time.Now())
+func (p *paths) setAside(ref claim.VolumeRef, path string) (moved bool, err error) {
+	to, err := p.layout.SetAside(path, time.Now())
 	if err != nil || to == "" {
 		return false, err
 	}
-	s.Log.Warn("files beneath a volume's mount point were moved aside", "volume", ref, "from", path, "to", to)
-	s.Events.Publish(events.Event{
+	p.log.Warn("files beneath a volume's mount point were moved aside", "volume", ref, "from", path, "to", to)
+	p.events.Publish(events.Event{
 		Topic: events.TopicVolume, Type: "set-aside", Subject: ref.String(),
 		Message: fmt.Sprintf("files that are not the volume's were beneath its mount point %s: they are in %s now", path, to),
 		Details: map[string]string{"from": path, "to": to},

@@ -18,7 +18,7 @@ type Checked struct {
 
 // Check does for a workload's requests what Want does, and keeps nothing of it. A driver that is not healthy is not
 // waited for. Requests with a problem are not in the result.
-func (s *Steps) Check(ctx context.Context, w claim.WorkloadRef, requests []specs.VolumeRequest,
+func (c *Claims) Check(ctx context.Context, w claim.WorkloadRef, requests []specs.VolumeRequest,
 ) (ok []Checked, problems []error) {
 	set := NewSet(unstarted{w}, nil)
 	set.check = true
@@ -27,11 +27,11 @@ func (s *Steps) Check(ctx context.Context, w claim.WorkloadRef, requests []specs
 		v := &Volume{Record: NewRecord(w, "", req), set: set, workload: w}
 		err := func() error {
 			if req.Ephemeral() {
-				return s.prepareEphemeral(ctx, v)
+				return c.prepareEphemeral(ctx, v)
 			}
-			c, err := s.prepare(ctx, v)
+			wanted, err := c.prepare(ctx, v)
 			if err == nil {
-				want, err = merge(want, c)
+				want, err = merge(want, wanted)
 			}
 			return err
 		}()

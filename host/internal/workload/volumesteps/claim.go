@@ -17,16 +17,26 @@ import (
 // ErrClaimsLost says that the ledger has released claims that the workload had.
 var ErrClaimsLost = errors.New("the ledger has released its claims, and other workloads may have the volumes")
 
+// Claims are what this node's workloads have of the ledger: the right to use volumes.
+type Claims struct {
+	node    string
+	layout  mounts.Layout
+	ledger  cluster.Ledger
+	lease   Lease
+	drivers *driverCalls
+	limits  limits
+}
+
 // Want returns the claims that the workload needs, with the choices that its requests leave
 // open. It checks that the drivers are there, and records all that an undo needs.
-func (s *Steps) Want(ctx context.Context, set *Set) (want []claim.Claim, err error) {
+func (c *Claims) Want(ctx context.Context, set *Set) (want []claim.Claim, err error) {
 	for _, v := range set.Volumes {
 		if v.Request.Ephemeral() {
-			err = s.prepareEphemeral(ctx, v)
-		} else if c, prepErr := s.prepare(ctx, v); prepErr != nil {
+			err = c.prepareEphemeral(ctx, v)
+		} else if wanted, prepErr := c.prepare(ctx, v); prepErr != nil {
 			err = prepErr
 		} else {
-			want, err = merge(want, c)
+			want, err = merge(want, wanted)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("volume block %q: %w", v.Request.Name, err)
@@ -38,19 +48,19 @@ func (s *Steps) Want(ctx context.Context, set *Set) (want []claim.Claim, err err
 // Claim takes all claims in one ledger command: all or none. The same command records the
 // tokens that Consul will be asked for. It returns the run's number in the ledger where the
 // ledger has accepted the command, also with an error.
-func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim.Claim,
+func (c *Claims) Claim(ctx context.Context, set *Set, run claim.Run, want []claim.Claim,
 	tokens []claim.Token,
 ) (number uint64, err error) {
-	epoch := s.Lease.Epoch() // before: a claim that is granted now is not released later under it
-	started, err := cluster.Apply(ctx, s.Ledger, command.Start(run, want, tokens...))
+	epoch := c.lease.Epoch() // before: a claim that is granted now is not released later under it
+	started, err := cluster.Apply(ctx, c.ledger, command.Start(run, want, tokens...))
 	if err != nil {
-		return 0, fmt.Errorf("claim its volumes on node %q: %w", s.Node, err)
+		return 0, fmt.Errorf("claim its volumes on node %q: %w", c.node, err)
 	}
 	number = started.Workload.CreateIndex
 	if err := set.granted(started, epoch); err != nil {
 		return number, err
 	}
-	return number, s.checkLimits(ctx, set, number)
+	return number, c.limits.check(ctx, set, number)
 }
 
 // granted records what the ledger has granted. A start that continues after the host was away must
@@ -86,8 +96,8 @@ func (set *Set) granted(started command.StartWorkloadResult, epoch uint64) error
 
 // prepare fills in what a request leaves open, checks that the driver is there, and records all
 // that a later undo needs.
-func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
-	info, _, err := cluster.Ask(ctx, s.Ledger, &command.QueryVolume{Ref: v.VolumeRef}, cluster.Blocking{})
+func (c *Claims) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
+	info, _, err := cluster.Ask(ctx, c.ledger, &command.QueryVolume{Ref: v.VolumeRef}, cluster.Blocking{})
 	if err != nil {
 		return claim.Claim{}, err
 	}
@@ -95,7 +105,7 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 	if err != nil {
 		return claim.Claim{}, err
 	}
-	driver, err := s.nodeDriver(ctx, info.PluginID, v)
+	driver, err := c.drivers.nodeDriver(ctx, info.PluginID, v)
 	if err != nil {
 		return claim.Claim{}, err
 	}
@@ -105,7 +115,7 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 			return claim.Claim{}, err
 		}
 	}
-	if err := info.CheckReachable(s.Node, driver.Fingerprint.Node.AccessibleTopology); err != nil {
+	if err := info.CheckReachable(c.node, driver.Fingerprint.Node.AccessibleTopology); err != nil {
 		return claim.Claim{}, err
 	}
 	usage := mounts.Usage{
@@ -116,27 +126,27 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 		v.driver = driver
 		v.Definition, v.Usage, v.MountOptions = info.Definition, usage, options
 		if v.Staging == "" { // else it may be staged already, elsewhere
-			v.Staging = s.Layout.Staging(v.PluginID, v.VolumeRef, usage)
+			v.Staging = c.layout.Staging(v.PluginID, v.VolumeRef, usage)
 		}
-		v.Target = s.Layout.Target(v.PluginID, v.workload, v.VolumeRef, usage, v.Request.Name)
+		v.Target = c.layout.Target(v.PluginID, v.workload, v.VolumeRef, usage, v.Request.Name)
 	})
 	mode := claim.Write
 	if usage.ReadOnly {
 		mode = claim.Read
 	}
 	return claim.Claim{
-		Volume: v.VolumeRef, Workload: v.workload, Node: s.Node, DriverNodeID: driver.Fingerprint.Node.NodeID,
+		Volume: v.VolumeRef, Workload: v.workload, Node: c.node, DriverNodeID: driver.Fingerprint.Node.NodeID,
 		Mode: mode, AccessMode: modes.AccessMode, AttachmentMode: modes.AttachmentMode,
 	}, nil
 }
 
 // nodeDriver waits until a driver is healthy; it must have a node service.
-func (s *Steps) nodeDriver(ctx context.Context, id string, v *Volume) (drivers.Driver, error) {
-	wait := s.DriverWait
+func (c *driverCalls) nodeDriver(ctx context.Context, id string, v *Volume) (drivers.Driver, error) {
+	wait := c.DriverWait
 	if v.set.check {
 		wait = 0
 	}
-	d, err := s.Calls.Await(ctx, id, wait)
+	d, err := c.caller.Await(ctx, id, wait)
 	if err == nil && d.Fingerprint.Node == nil {
 		err = fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here", d.ID, v.VolumeRef)
 	}
@@ -226,14 +236,14 @@ func capabilities(v claim.Volume) string {
 // Release releases the claims of those volumes of which nothing is left on this node, and waits
 // until the leader has freed them. While others are left it fails, to be retried.
 func (s *Steps) Release(ctx context.Context, set *Set) error {
-	clean, left := s.releasable(set)
+	clean, left := s.Claims.releasable(set)
 	stay, err := s.stillMounted(ctx, set, left)
 	if err != nil {
 		s.Log.Warn("the mounts of a workload cannot all be removed", "workload", set.Ref(), "error", err)
 	}
 	left = append(left, stay...)
 	clean = slices.DeleteFunc(clean, func(c claim.Claim) bool { return slices.Contains(stay, c.Volume) })
-	freed := s.free(ctx, set, clean, len(left) == 0)
+	freed := s.Claims.free(ctx, set, clean, len(left) == 0)
 	if len(left) > 0 && freed == nil {
 		freed = fmt.Errorf("workload %q keeps %v until their mounts are gone", set.Ref(), left)
 	}
@@ -245,16 +255,16 @@ func (s *Steps) Release(ctx context.Context, set *Set) error {
 }
 
 // free releases claims of volumes that are unmounted; if wait is set it waits until the leader has freed them.
-func (s *Steps) free(ctx context.Context, set *Set, clean []claim.Claim, wait bool) error {
+func (c *Claims) free(ctx context.Context, set *Set, clean []claim.Claim, wait bool) error {
 	if len(clean) > 0 {
-		if err := cluster.NodeDetached(ctx, s.Ledger, clean); err != nil {
+		if err := cluster.NodeDetached(ctx, c.ledger, clean); err != nil {
 			return fmt.Errorf("release the claims of workload %q: %w", set.Ref(), err)
 		}
 	}
 	if !wait {
 		return nil
 	}
-	if err := cluster.AwaitFreed(ctx, s.Ledger, set.Ref(), clean); err != nil {
+	if err := cluster.AwaitFreed(ctx, c.ledger, set.Ref(), clean); err != nil {
 		return fmt.Errorf("wait until the claims of workload %q are freed: %w", set.Ref(), err)
 	}
 	return nil
@@ -262,7 +272,7 @@ func (s *Steps) free(ctx context.Context, set *Set, clean []claim.Claim, wait bo
 
 // releasable returns the claims of those volumes of which nothing is left on this node, and the
 // other volumes.
-func (s *Steps) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRef) {
+func (c *Claims) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRef) {
 	set.View(func() {
 		for _, v := range set.Volumes {
 			if len(v.Steps) > 0 && !slices.Contains(left, v.VolumeRef) {
@@ -275,7 +285,7 @@ func (s *Steps) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRe
 				continue
 			}
 			clean = append(clean, claim.Claim{
-				Volume: v.VolumeRef, Workload: v.workload, Node: s.Node, Index: v.Index, ForcedBy: v.ForcedBy,
+				Volume: v.VolumeRef, Workload: v.workload, Node: c.node, Index: v.Index, ForcedBy: v.ForcedBy,
 			})
 		}
 	})
@@ -290,7 +300,7 @@ func (s *Steps) Attach(ctx context.Context, v *Volume) error {
 		return err
 	}
 	defer unlock()
-	u, err := s.join(attachments, attachmentKey(v.VolumeRef), v)
+	u, err := s.attachments.join(attachmentKey(v.VolumeRef), v)
 	if err != nil {
 		return err
 	}
@@ -301,7 +311,7 @@ func (s *Steps) Attach(ctx context.Context, v *Volume) error {
 			return err
 		}
 		u.Done = true
-		if err := s.saveUsers(attachments, attachmentKey(v.VolumeRef), u); err != nil {
+		if err := s.attachments.save(attachmentKey(v.VolumeRef), u); err != nil {
 			return err
 		}
 	}
@@ -317,5 +327,5 @@ func (s *Steps) LeaveAttachment(ctx context.Context, v *Volume) error {
 		return err
 	}
 	defer unlock()
-	return s.leave(attachments, attachmentKey(v.VolumeRef), v)
+	return s.attachments.leave(attachmentKey(v.VolumeRef), v)
 }

@@ -40,15 +40,15 @@ func (v *Record) makeEphemeral(w claim.WorkloadRef, run string) {
 }
 
 // prepareEphemeral checks that the driver is there and open for it, and records all that a later undo needs.
-func (s *Steps) prepareEphemeral(ctx context.Context, v *Volume) error {
-	d, err := s.Calls.Drivers.Get(v.Request.Driver)
+func (c *Claims) prepareEphemeral(ctx context.Context, v *Volume) error {
+	d, err := c.drivers.caller.Drivers.Get(v.Request.Driver)
 	if err == nil {
 		err = d.CheckEphemeral(v.workload.Namespace)
 	}
 	if err != nil {
 		return err
 	}
-	if d, err = s.nodeDriver(ctx, d.ID, v); err != nil {
+	if d, err = c.drivers.nodeDriver(ctx, d.ID, v); err != nil {
 		return err
 	}
 	if err := checkFlags(d, claim.Definition{VolumeRef: v.VolumeRef}, v.Request.MountOptions); err != nil {
@@ -60,7 +60,7 @@ func (s *Steps) prepareEphemeral(ctx context.Context, v *Volume) error {
 	v.set.Update(func() {
 		v.driver, v.PluginID, v.Usage, v.MountOptions = d, d.ID, usage, v.Request.MountOptions
 		v.info = claim.Volume{Definition: v.Definition}
-		v.Target = s.Layout.Target(v.PluginID, v.workload, v.VolumeRef, usage, v.Request.Name)
+		v.Target = c.layout.Target(v.PluginID, v.workload, v.VolumeRef, usage, v.Request.Name)
 	})
 	return nil
 }
@@ -84,8 +84,8 @@ func (v *Volume) kept() string {
 
 // ephemeralOf returns the ephemeral volumes that a driver has on this node: those that have their place, and those of
 // set that do not.
-func (s *Steps) ephemeralOf(driver string, set *Set) (placed, fresh []onNode) {
-	s.Records(func(w claim.WorkloadRef, records []*Record) {
+func (l *limits) ephemeralOf(driver string, set *Set) (placed, fresh []onNode) {
+	l.records(func(w claim.WorkloadRef, records []*Record) {
 		for _, r := range records {
 			o := onNode{ref: r.VolumeRef, users: []string{fmt.Sprintf("workload %q", w)}}
 			switch {
@@ -105,23 +105,23 @@ func (s *Steps) ephemeralOf(driver string, set *Set) (placed, fresh []onNode) {
 func (s *Steps) removeLeftover(ctx context.Context, ref claim.VolumeRef, path string) error {
 	driver, w, ephemeral := s.Layout.Ephemeral(path)
 	if !ephemeral {
-		return s.removeMount(ref, path)
+		return s.paths.removeMount(ref, path)
 	}
 	v := &Volume{workload: w, Record: &Record{Definition: claim.Definition{
 		VolumeRef: ref, PluginID: driver, ExternalID: ref.ID,
 	}}}
 	ctx, cancel := context.WithTimeout(ctx, forceWait)
 	defer cancel()
-	err := s.unmount(ref, path, true, func() error {
-		return s.call(ctx, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	err := s.paths.unmount(ref, path, true, func() error {
+		return s.Calls.call(ctx, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unpublish(ctx, d.Ref(), v.storageVolume(), d.Translate(path))
 		})
 	})
 	if errors.Is(err, drivers.ErrNotFound) {
-		return s.removeMount(ref, path)
+		return s.paths.removeMount(ref, path)
 	}
 	if err != nil {
 		return err
 	}
-	return s.removeEmpty(path)
+	return s.paths.removeEmpty(path)
 }

@@ -50,12 +50,12 @@ func (s *Steps) byForce(ctx context.Context, v *Volume, path string, was *mounts
 		return v.suggestForce(path, err)
 	}
 	if unmountErr := s.Layout.Unmount(path); unmountErr != nil {
-		return fmt.Errorf("%w; the driver: %w", s.inUse(path, unmountErr), err)
+		return fmt.Errorf("%w; the driver: %w", s.paths.inUse(path, unmountErr), err)
 	}
 	if err := s.notServed(ctx, v, was); err != nil {
 		return err
 	}
-	if err := s.removeMount(v.VolumeRef, path); err != nil {
+	if err := s.paths.removeMount(v.VolumeRef, path); err != nil {
 		return err
 	}
 	v.set.Update(func() { v.ForcedBy = by })

@@ -15,7 +15,7 @@ import (
 // workload's claims must be those that the ledger has now, and the fence must know the mount.
 // After the mount the caller checks the lease again.
 func (s *Steps) guard(ctx context.Context, v *Volume, m fence.Mount) error {
-	err := s.confirm(ctx, v.set)
+	err := s.Claims.confirm(ctx, v.set)
 	if err == nil {
 		err = s.Lease.Protect(ctx, m)
 	}
@@ -27,17 +27,17 @@ func (s *Steps) guard(ctx context.Context, v *Volume, m fence.Mount) error {
 
 // confirm compares the workload's claims with the ledger's, unless the node has had one lease
 // ever since the last comparison: then they cannot have been released.
-func (s *Steps) confirm(ctx context.Context, set *Set) error {
-	epoch, confirmed := s.Lease.Epoch(), false
+func (c *Claims) confirm(ctx context.Context, set *Set) error {
+	epoch, confirmed := c.lease.Epoch(), false
 	set.View(func() { confirmed = set.epoch == epoch })
 	if confirmed {
 		return nil
 	}
-	standing, _, err := cluster.Ask(ctx, s.Ledger, &command.QueryClaims{Workload: set.Ref()}, cluster.Blocking{})
+	standing, _, err := cluster.Ask(ctx, c.ledger, &command.QueryClaims{Workload: set.Ref()}, cluster.Blocking{})
 	if err != nil {
 		return fmt.Errorf("compare its claims with the ledger's: %w", err)
 	}
-	if lost := set.Lost(s.Node, standing); len(lost) > 0 {
+	if lost := set.Lost(c.node, standing); len(lost) > 0 {
 		return fmt.Errorf("%w: those on %v", ErrClaimsLost, lost)
 	}
 	set.Update(func() { set.epoch = epoch })

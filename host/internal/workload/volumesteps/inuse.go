@@ -19,7 +19,7 @@ func (e *InUse) Error() string { return e.Err.Error() }
 func (e *InUse) Unwrap() error { return e.Err }
 
 // inUse adds to the error of an unmount who keeps the mount busy, if a process is seen to.
-func (s *Steps) inUse(path string, err error) error {
+func (p *paths) inUse(path string, err error) error {
 	if !strings.Contains(err.Error(), "busy") { // EBUSY, as drivers put it
 		return err
 	}
@@ -27,7 +27,7 @@ func (s *Steps) inUse(path string, err error) error {
 	if lookErr != nil {
 		return err
 	}
-	users := s.search.Users(scene, false)
+	users := p.search.Users(scene, false)
 	if len(users) == 0 {
 		return err
 	}
@@ -46,11 +46,11 @@ func user(u mountuse.User) (what, stop string) {
 }
 
 // notDetached fails while a process uses a mount of the volume that was unmounted lazily.
-func (s *Steps) notDetached(v *Volume) error {
+func (p *paths) notDetached(v *Volume) error {
 	if len(v.Elsewhere) == 0 {
 		return nil
 	}
-	users, err := s.search.Detached(v.Elsewhere)
+	users, err := p.search.Detached(v.Elsewhere)
 	if err != nil {
 		return fmt.Errorf("look for processes that use it although it was unmounted: %w", err)
 	}

@@ -49,7 +49,7 @@ func (s *Steps) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Vol
 	}
 	for _, usage := range found {
 		v.Staging = filepath.Join(staged, usage)
-		u, err := s.loadUsers(stagings, attachmentKey(v.VolumeRef)+"/"+usage)
+		u, err := s.stagings.load(attachmentKey(v.VolumeRef) + "/" + usage)
 		if err != nil {
 			return err
 		}
@@ -153,11 +153,11 @@ func (s *Steps) unmountUnstaged(ctx context.Context, v *Volume) error {
 
 func (s *Steps) unmountAll(v *Volume, there []mounts.Mount) (err error) {
 	for _, m := range slices.Backward(there) {
-		if failed := s.removeMount(v.VolumeRef, m.Path); failed != nil {
+		if failed := s.paths.removeMount(v.VolumeRef, m.Path); failed != nil {
 			err = errors.Join(err, failed)
 			continue
 		}
-		s.report(v.VolumeRef, m.Path, fmt.Sprintf("it was mounted at %s when workload %q was released: %s", m.Path, v.workload, m))
+		s.paths.report(v.VolumeRef, m.Path, fmt.Sprintf("it was mounted at %s when workload %q was released: %s", m.Path, v.workload, m))
 	}
 	return err
 }

@@ -37,7 +37,7 @@ func TestLockAtTheEndOfTheWait(t *testing.T) {
 	j, err := journal.Open(t.TempDir(), hclog.NewNullLogger())
 	check.NoError(t, err)
 	t.Cleanup(func() { check.NoError(t, j.Close()) })
-	s := &Steps{Journal: j, Layout: mounts.Layout{Dir: t.TempDir()}}
+	s := New(Config{Journal: j, Layout: mounts.Layout{Dir: t.TempDir()}})
 	v := &Volume{Record: &Record{Definition: claim.Definition{
 		VolumeRef: claim.VolumeRef{Namespace: "default", ID: "a"}, PluginID: "d",
 	}}}

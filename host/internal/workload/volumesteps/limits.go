@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
@@ -17,6 +18,15 @@ import (
 // ErrTooMany says that a driver has as many volumes on this node as it takes.
 var ErrTooMany = errcode.ResourceExhausted.New("the driver takes no more volumes on this node")
 
+// limits keeps each driver within its max_volumes_per_node (CSI spec, NodeGetInfo).
+type limits struct {
+	node    string
+	ledger  cluster.Ledger
+	records func(read func(w claim.WorkloadRef, all []*Record)) // Config.Records
+
+	mu sync.Mutex // one check at a time
+}
+
 // onNode is a volume that is claimed on this node.
 type onNode struct {
 	ref   claim.VolumeRef
@@ -24,14 +34,13 @@ type onNode struct {
 	users []string
 }
 
-// checkLimits refuses a start with which a driver would get more volumes on this node than its max_volumes_per_node
-// (CSI spec, NodeGetInfo). Volumes count from their claim until it is freed, those that were claimed first before the
+// check refuses a start with which a driver would get more volumes on this node than it takes. Volumes count from their claim until it is freed, those that were claimed first before the
 // others: of several starts that want the last place, one gets it. Ephemeral volumes count from this check, in which
 // they get the number of their workload's run as their Index: those that have it come first, those that do not last.
-func (s *Steps) checkLimits(ctx context.Context, set *Set, run uint64) error {
-	s.places.Lock()
-	defer s.places.Unlock()
-	if err := s.fit(ctx, set); err != nil {
+func (l *limits) check(ctx context.Context, set *Set, run uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.fit(ctx, set); err != nil {
 		return err
 	}
 	set.Update(func() {
@@ -44,7 +53,7 @@ func (s *Steps) checkLimits(ctx context.Context, set *Set, run uint64) error {
 	return nil
 }
 
-func (s *Steps) fit(ctx context.Context, set *Set) error {
+func (l *limits) fit(ctx context.Context, set *Set) error {
 	var here []onNode // read once, for the first driver with a limit
 	limits := map[string]int64{}
 	for _, v := range set.Volumes {
@@ -55,15 +64,15 @@ func (s *Steps) fit(ctx context.Context, set *Set) error {
 	for driver, limit := range limits {
 		if here == nil {
 			var err error
-			if here, err = s.claimedHere(ctx); err != nil {
+			if here, err = l.claimedHere(ctx); err != nil {
 				return err
 			}
 		}
-		placed, fresh := s.ephemeralOf(driver, set)
+		placed, fresh := l.ephemeralOf(driver, set)
 		if int64(len(placed)+len(here)+len(fresh)) <= limit {
 			continue
 		}
-		of, err := s.ofDriver(ctx, set, here, driver)
+		of, err := l.ofDriver(ctx, set, here, driver)
 		if err != nil {
 			return err
 		}
@@ -72,7 +81,7 @@ func (s *Steps) fit(ctx context.Context, set *Set) error {
 		}
 		for _, v := range set.Volumes {
 			if slices.ContainsFunc(of[limit:], func(o onNode) bool { return o.ref == v.VolumeRef }) {
-				return tooMany(v, s.Node, of[:limit])
+				return tooMany(v, l.node, of[:limit])
 			}
 		}
 	}
@@ -90,10 +99,10 @@ func tooMany(v *Volume, node string, others []onNode) error {
 }
 
 // claimedHere returns the volumes that are claimed on this node, those that were claimed first before the others.
-func (s *Steps) claimedHere(ctx context.Context) ([]onNode, error) {
-	on, err := cluster.OnNode(ctx, s.Ledger, s.Node)
+func (l *limits) claimedHere(ctx context.Context) ([]onNode, error) {
+	on, err := cluster.OnNode(ctx, l.ledger, l.node)
 	if err != nil {
-		return nil, fmt.Errorf("read the claims on node %q: %w", s.Node, err)
+		return nil, fmt.Errorf("read the claims on node %q: %w", l.node, err)
 	}
 	out := []onNode{}
 	for _, c := range on.Claims {
@@ -112,7 +121,7 @@ func (s *Steps) claimedHere(ctx context.Context) ([]onNode, error) {
 }
 
 // ofDriver returns those of the volumes that are of a driver.
-func (s *Steps) ofDriver(ctx context.Context, set *Set, here []onNode, driver string) (of []onNode, err error) {
+func (l *limits) ofDriver(ctx context.Context, set *Set, here []onNode, driver string) (of []onNode, err error) {
 	for _, o := range here {
 		n := slices.IndexFunc(set.Volumes, func(v *Volume) bool { return v.VolumeRef == o.ref })
 		if n >= 0 {
@@ -121,11 +130,11 @@ func (s *Steps) ofDriver(ctx context.Context, set *Set, here []onNode, driver st
 			}
 			continue
 		}
-		v, _, err := cluster.Ask(ctx, s.Ledger, &command.QueryVolume{Ref: o.ref}, cluster.Blocking{})
+		v, _, err := cluster.Ask(ctx, l.ledger, &command.QueryVolume{Ref: o.ref}, cluster.Blocking{})
 		switch {
 		case errors.Is(err, claim.ErrVolumeNotFound):
 		case err != nil:
-			return nil, fmt.Errorf("read volume %q, which is on node %q: %w", o.ref, s.Node, err)
+			return nil, fmt.Errorf("read volume %q, which is on node %q: %w", o.ref, l.node, err)
 		case v.PluginID == driver:
 			of = append(of, o)
 		}

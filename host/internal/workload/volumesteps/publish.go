@@ -21,7 +21,7 @@ import (
 // driver makes the target (CSI spec, NodePublishVolume). A symbolic link in the way stays as it
 // is: the driver is called neither for the start nor for its undo.
 func (s *Steps) Publish(ctx context.Context, v *Volume) error {
-	return s.apart(ctx, v, "publish", func(ctx context.Context) error { return s.publish(ctx, v) })
+	return s.Calls.apart(ctx, v, "publish", func(ctx context.Context) error { return s.publish(ctx, v) })
 }
 
 func (s *Steps) publish(ctx context.Context, v *Volume) error {
@@ -98,7 +98,7 @@ func (s *Steps) publishNow(ctx context.Context, v *Volume, asked storage.Volume)
 			return c.Publish(ctx, d.Ref(), req)
 		},
 	}
-	left, err := s.mount(ctx, v, m)
+	left, err := s.Calls.mount(ctx, v, m)
 	return errors.Join(err, m.save(left))
 }
 
@@ -112,7 +112,7 @@ func (s *Steps) grow(ctx context.Context, v *Volume) error {
 	if err != nil {
 		return err
 	}
-	return s.call(ctx, "expand", v, s.DriverWait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	return s.Calls.call(ctx, "expand", v, s.Calls.DriverWait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		req := storage.ExpandNodeRequest{
 			Volume:      asked,
 			CapacityMin: v.info.CapacityMin, CapacityMax: v.info.CapacityMax, VolumePath: d.Translate(v.Target),
@@ -189,7 +189,7 @@ func (s *Steps) unmountStrays(v *Volume, before mounts.Table) (said string) {
 			continue
 		}
 		said += "; it has mounted at " + m.Path
-		if err := s.removeMount(v.VolumeRef, m.Path); err != nil {
+		if err := s.paths.removeMount(v.VolumeRef, m.Path); err != nil {
 			said += ", which cannot be undone yet: " + err.Error()
 		}
 	}
@@ -212,7 +212,7 @@ const heldWait = 250 * time.Millisecond
 // mount is a copy, and stays when the host's is unmounted. The claim would be released while the
 // container continues writing.
 func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
-	if err := s.landed(ctx, v); err != nil {
+	if err := s.Calls.landed(ctx, v); err != nil {
 		return err
 	}
 	// Held over the call: of two workloads that share the volume and stop at once, one sees
@@ -250,7 +250,7 @@ func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
 		if h, err := s.holder(v); err != nil || h != nil {
 			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, heldError(h, err))
 		}
-		if err := s.notDetached(v); err != nil {
+		if err := s.paths.notDetached(v); err != nil {
 			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
 		}
 		return nil

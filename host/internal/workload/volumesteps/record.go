@@ -21,7 +21,7 @@ type Record struct {
 
 	// The volume as it was claimed, with the mount options of the request. Set by the claim, but for its VolumeRef.
 	claim.Definition
-	Index uint64       `json:"index,omitempty"` // the claim's fencing token; 0: not known; see checkLimits
+	Index uint64       `json:"index,omitempty"` // the claim's fencing token; 0: not known; see limits.check
 	Usage mounts.Usage `json:"usage"`
 
 	// Set by attach, stage and publish; Staging by the claim too, as it is where v is the first user.
@@ -86,6 +86,12 @@ const (
 	stagings    journal.Bucket[users] = "staging"
 )
 
+// userTable is the users of all attachments, or of all staging mounts, in the journal.
+type userTable struct {
+	journal *journal.Journal
+	bucket  journal.Bucket[users]
+}
+
 func attachmentKey(ref claim.VolumeRef) string { return ref.Namespace + "/" + ref.ID }
 
 // stagingKey is of the staging mount at v.Staging.
@@ -94,14 +100,14 @@ func (v *Record) stagingKey() string {
 }
 
 // join adds the volume request to the users of a mount or an attachment, before the driver is called for it.
-func (s *Steps) join(b journal.Bucket[users], key string, v *Volume) (*users, error) {
-	u, err := s.loadUsers(b, key)
+func (t userTable) join(key string, v *Volume) (*users, error) {
+	u, err := t.load(key)
 	if err != nil {
 		return nil, err
 	}
 	if u == nil {
 		u = &users{Driver: v.PluginID}
-		if b == stagings {
+		if t.bucket == stagings {
 			u.Options = v.MountOptions
 		}
 	}
@@ -111,17 +117,17 @@ func (s *Steps) join(b journal.Bucket[users], key string, v *Volume) (*users, er
 	if me := v.user(); !slices.Contains(u.Users, me) {
 		u.Users = append(u.Users, me)
 	}
-	return u, s.saveUsers(b, key, u)
+	return u, t.save(key, u)
 }
 
 // leave removes the request from the users; the last one removes the record.
-func (s *Steps) leave(b journal.Bucket[users], key string, v *Volume) error {
-	u, err := s.loadUsers(b, key)
+func (t userTable) leave(key string, v *Volume) error {
+	u, err := t.load(key)
 	if err != nil || u == nil {
 		return err
 	}
-	u.Users = slices.DeleteFunc(u.Users, func(s string) bool { return s == v.user() })
-	return s.saveUsers(b, key, u)
+	u.Users = slices.DeleteFunc(u.Users, func(u string) bool { return u == v.user() })
+	return t.save(key, u)
 }
 
 // user names one volume request of one workload on this node.
@@ -129,22 +135,22 @@ func (v *Volume) user() string {
 	return v.workload.Namespace + "/" + v.workload.ID + "/" + v.Request.Name
 }
 
-func (s *Steps) loadUsers(b journal.Bucket[users], key string) (u *users, err error) {
-	err = s.Journal.View(func(tx *journal.Tx) error {
-		u, err = b.Get(tx, key)
+func (t userTable) load(key string) (u *users, err error) {
+	err = t.journal.View(func(tx *journal.Tx) error {
+		u, err = t.bucket.Get(tx, key)
 		return err
 	})
 	return u, err
 }
 
-// saveUsers writes the record, or deletes it when there are no users any more.
-func (s *Steps) saveUsers(b journal.Bucket[users], key string, u *users) error {
-	defer failpoint.Here(string(b), "saved")
-	return s.Journal.Update(func(tx *journal.Tx) error {
+// save writes the record, or deletes it when there are no users any more.
+func (t userTable) save(key string, u *users) error {
+	defer failpoint.Here(string(t.bucket), "saved")
+	return t.journal.Update(func(tx *journal.Tx) error {
 		if len(u.Users) == 0 {
-			return b.Delete(tx, key)
+			return t.bucket.Delete(tx, key)
 		}
-		return b.Put(tx, key, u)
+		return t.bucket.Put(tx, key, u)
 	})
 }
 

@@ -18,7 +18,7 @@ import (
 // Stage mounts the volume once for all of this node's users: a volume has one staging path on a node (CSI spec,
 // NodeStageVolume). What only one user asks for, such as read-only, is for its publish.
 func (s *Steps) Stage(ctx context.Context, v *Volume) error {
-	return s.apart(ctx, v, "stage", func(ctx context.Context) error { return s.stage(ctx, v) })
+	return s.Calls.apart(ctx, v, "stage", func(ctx context.Context) error { return s.stage(ctx, v) })
 }
 
 func (s *Steps) stage(ctx context.Context, v *Volume) error {
@@ -43,10 +43,10 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 	}
 	key := v.stagingKey()
 	if before != nil && before.Done && sameMount(before.Mounted, table.At(v.Staging)) {
-		_, err := s.join(stagings, key, v)
+		_, err := s.stagings.join(key, v)
 		return err
 	}
-	u, err := s.join(stagings, key, v)
+	u, err := s.stagings.join(key, v)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 			return err // there is something to undo
 		}
 		// What is in the way is not the host's, and an undo would remove it.
-		if left := s.leave(stagings, key, v); left != nil {
+		if left := s.stagings.leave(key, v); left != nil {
 			return errors.Join(err, left)
 		}
 		return step.NoEffect(err)
@@ -64,7 +64,7 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 	if err == nil {
 		u.Mounted, u.Done = mounted, true
 	}
-	return errors.Join(err, s.saveUsers(stagings, key, u))
+	return errors.Join(err, s.stagings.save(key, u))
 }
 
 // makeStaging makes the directory. Without a first stage its files may be those of a driver that mounts nothing when it
@@ -102,7 +102,7 @@ func (s *Steps) stagingOf(v *Volume) (u *users, path string, err error) {
 	other.ReadOnly = !own.ReadOnly // a volume's claims agree on the modes
 	for _, usage := range []mounts.Usage{own, other} {
 		path := s.Layout.Staging(v.PluginID, v.VolumeRef, usage)
-		u, err := s.loadUsers(stagings, attachmentKey(v.VolumeRef)+"/"+filepath.Base(path))
+		u, err := s.stagings.load(attachmentKey(v.VolumeRef) + "/" + filepath.Base(path))
 		if err != nil || u != nil {
 			return u, path, err
 		}
@@ -155,12 +155,12 @@ func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u 
 	if err := s.guard(ctx, v, v.stagingMount()); err != nil {
 		return nil, err
 	}
-	u.Unanswered, err = s.mount(ctx, v, mounting{
+	u.Unanswered, err = s.Calls.mount(ctx, v, mounting{
 		verb: "stage", path: v.Staging, earlier: u.Unanswered,
 		save: func(now *unanswered) error {
 			with := *u
 			with.Unanswered = now
-			return s.saveUsers(stagings, v.stagingKey(), &with)
+			return s.stagings.save(v.stagingKey(), &with)
 		},
 		call: func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Stage(ctx, d.Ref(), storage.StageRequest{
@@ -188,7 +188,7 @@ func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u 
 
 // Unstage ends this use; the last user unmounts the volume.
 func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
-	if err := s.landed(ctx, v); err != nil {
+	if err := s.Calls.landed(ctx, v); err != nil {
 		return err
 	}
 	unlock, err := s.Locks.lock(ctx, v.VolumeRef)
@@ -197,20 +197,20 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 	}
 	defer unlock()
 	key := v.stagingKey()
-	u, err := s.loadUsers(stagings, key)
+	u, err := s.stagings.load(key)
 	if err != nil || u == nil {
 		return err
 	}
 	if slices.Equal(u.Users, []string{v.user()}) {
 		u.Done = false // first: if the call fails, the next user stages again
-		if err := s.saveUsers(stagings, key, u); err != nil {
+		if err := s.stagings.save(key, u); err != nil {
 			return err
 		}
 		if err := s.unstageNow(ctx, v, u); err != nil {
 			return err
 		}
 	}
-	return s.leave(stagings, key, v)
+	return s.stagings.leave(key, v)
 }
 
 // unstageNow calls the driver; u is the record of the staging mount.

@@ -43,11 +43,11 @@ const answerWait = 5 * time.Second
 
 // apart runs a step that makes a call that mounts. It returns when the step ends, or when ctx ends while the driver
 // works on the call.
-func (s *Steps) apart(ctx context.Context, v *Volume, call string, do func(ctx context.Context) error) error {
+func (c *driverCalls) apart(ctx context.Context, v *Volume, call string, do func(ctx context.Context) error) error {
 	f := &flight{call: call, since: time.Now(), ended: make(chan struct{})}
 	v.flight = f
 	result := make(chan error, 1)
-	s.flights.Go(func() {
+	c.flights.Go(func() {
 		defer close(f.ended)
 		result <- do(ctx)
 	})
@@ -56,7 +56,7 @@ func (s *Steps) apart(ctx context.Context, v *Volume, call string, do func(ctx c
 		return err
 	case <-ctx.Done():
 	}
-	if !f.sent.Load() || s.Closing.Err() != nil {
+	if !f.sent.Load() || c.closing.Err() != nil {
 		return <-result
 	}
 	return fmt.Errorf("%s volume %q: %w: %w", call, v.VolumeRef, context.Cause(ctx), errInFlight)
@@ -65,10 +65,10 @@ func (s *Steps) apart(ctx context.Context, v *Volume, call string, do func(ctx c
 var errInFlight = errors.New("the driver works on it; the outcome is not known yet")
 
 // Wait waits until no step goes on. Closing must have ended.
-func (s *Steps) Wait() { s.flights.Wait() }
+func (c *driverCalls) Wait() { c.flights.Wait() }
 
 // landed waits a little for a step on v that was given up while its driver worked on it, and fails while it goes on.
-func (s *Steps) landed(ctx context.Context, v *Volume) error {
+func (c *driverCalls) landed(ctx context.Context, v *Volume) error {
 	if v.flight == nil {
 		return nil
 	}
@@ -80,12 +80,12 @@ func (s *Steps) landed(ctx context.Context, v *Volume) error {
 	}
 	return fmt.Errorf("driver %q has not answered the call to %s volume %q for workload %q that was made at %s: %s "+
 		"until it has, at most %s from then", v.PluginID, v.flight.call, v.VolumeRef, v.workload, v.flight.since.Format(time.TimeOnly),
-		v.kept(), s.spec(v).Timeout(v.flight.call))
+		v.kept(), c.spec(v).Timeout(v.flight.call))
 }
 
 // spec is the driver's, or its defaults if it is gone.
-func (s *Steps) spec(v *Volume) drivers.Spec {
-	d, _ := s.Calls.Drivers.Get(v.PluginID)
+func (c *driverCalls) spec(v *Volume) drivers.Spec {
+	d, _ := c.caller.Drivers.Get(v.PluginID)
 	return d.Spec
 }
 
@@ -94,21 +94,21 @@ type mounting struct {
 	verb, path string
 	earlier    *unanswered                  // an earlier one at that path, which stays unanswered
 	save       func(left *unanswered) error // writes what is unanswered to the journal
-	call       func(ctx context.Context, c storage.Client, d drivers.Driver) error
+	call       func(ctx context.Context, client storage.Client, d drivers.Driver) error
 }
 
 // mount makes a call that mounts, and returns what stays unanswered at its path; the caller puts that into the journal.
 // The end of ctx does not cancel the call, the driver's timeout and Closing do.
-func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswered, err error) {
-	if _, err := s.Calls.Await(ctx, v.PluginID, s.DriverWait); err != nil {
+func (c *driverCalls) mount(ctx context.Context, v *Volume, m mounting) (left *unanswered, err error) {
+	if _, err := c.caller.Await(ctx, v.PluginID, c.DriverWait); err != nil {
 		return m.earlier, fmt.Errorf("%s volume %q for workload %q on driver %q: %w", m.verb, v.VolumeRef, v.workload, v.PluginID, err)
 	}
 	var made *unanswered // the last one, as it is in the journal
 	tries, lost := 0, 0
 	bounded, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer context.AfterFunc(s.Closing, cancel)() //nolint:contextcheck // the call outlives ctx, not the host
-	call := func(bounded context.Context, c storage.Client, d drivers.Driver) error {
+	defer context.AfterFunc(c.closing, cancel)() //nolint:contextcheck // the call outlives ctx, not the host
+	call := func(bounded context.Context, client storage.Client, d drivers.Driver) error {
 		if ctx.Err() != nil && tries == 0 {
 			return context.Cause(ctx)
 		}
@@ -120,13 +120,13 @@ func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswe
 		if v.flight != nil {
 			v.flight.sent.Store(true)
 		}
-		err := m.call(bounded, c, d)
+		err := m.call(bounded, client, d)
 		if !answered(err) || status.Code(err) == codes.Unavailable {
 			lost++
 		}
 		return err
 	}
-	err = s.call(bounded, m.verb, v, s.DriverWait, call)
+	err = c.call(bounded, m.verb, v, c.DriverWait, call)
 	// Of a call that was repeated, a try that was Unavailable has no answer: the plugin's process ended, or was given up.
 	// One that failed in a process that fails its calls, such as a canary, was answered.
 	if tries == 0 || answered(err) && (tries == 1 || lost == 0) {
@@ -134,7 +134,7 @@ func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswe
 	}
 	given := *made
 	given.Since = boottime.Now()
-	s.Log.Warn("a driver has not answered a call that mounts: it may mount at any time", "driver", v.PluginID, "call", m.verb,
+	c.log.Warn("a driver has not answered a call that mounts: it may mount at any time", "driver", v.PluginID, "call", m.verb,
 		"volume", v.VolumeRef, "path", m.path, "error", err)
 	return &given, err
 }
@@ -148,11 +148,11 @@ func answered(err error) bool {
 
 // settled fails while a call that mounts has no answer and may have an effect yet. It is called before the opposite
 // call: what is not mounted after both stays so.
-func (s *Steps) settled(v *Volume, u *unanswered) error {
+func (c *driverCalls) settled(v *Volume, u *unanswered) error {
 	if u == nil || u.gone() {
 		return nil
 	}
-	left := u.Since.Add(s.settleTime(v)).Sub(boottime.Now())
+	left := u.Since.Add(c.settleTime(v)).Sub(boottime.Now())
 	if left <= 0 {
 		return nil
 	}
@@ -164,8 +164,8 @@ func (s *Steps) settled(v *Volume, u *unanswered) error {
 		"for another %s (settle_time of the driver)%s", v.PluginID, u.Call, v.VolumeRef, v.workload, v.kept(), left.Round(time.Second), or)
 }
 
-func (s *Steps) settleTime(v *Volume) time.Duration {
-	if long := s.spec(v).SettleTime; long > 0 {
+func (c *driverCalls) settleTime(v *Volume) time.Duration {
+	if long := c.spec(v).SettleTime; long > 0 {
 		return long
 	}
 	return drivers.DefaultSettleTime

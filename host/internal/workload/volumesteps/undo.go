@@ -24,13 +24,13 @@ type unmounting struct {
 // release has the driver unmount, and returns when nothing can use the volume through that mount any more, nor be
 // mounted there by an earlier call.
 func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
-	waits := s.settled(v, m.unanswered)
+	waits := s.Calls.settled(v, m.unanswered)
 	if m.was == nil {
 		m.was, _ = mounts.At(m.Path) // of a workload that the journal does not know
 	}
 	calling, cancel := v.calling(ctx)
 	defer cancel()
-	err := s.unmount(v.VolumeRef, m.Path, m.ours, func() error { return s.call(calling, m.verb, v, 0, m.call) })
+	err := s.paths.unmount(v.VolumeRef, m.Path, m.ours, func() error { return s.Calls.call(calling, m.verb, v, 0, m.call) })
 	if err = s.byForce(ctx, v, m.Path, m.was, err); err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	if waits != nil {
 		return waits
 	}
-	if err := s.removeEmpty(m.Path); err != nil {
+	if err := s.paths.removeEmpty(m.Path); err != nil {
 		return err
 	}
 	if !v.guarded() {

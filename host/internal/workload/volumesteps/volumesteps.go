@@ -27,16 +27,15 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/system/events"
-	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/internal/kmutex"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// DriverWait is how long a call waits for a driver that is not healthy yet, as after the start of
+// driverWait is how long a call waits for a driver that is not healthy yet, as after the start of
 // the host.
-const DriverWait = 30 * time.Second
+const driverWait = 30 * time.Second
 
 // Lease is this node's right to use volumes (lease.Lease). Nothing is mounted without one; when
 // it ends, the fence unmounts what is mounted.
@@ -57,36 +56,56 @@ type Controller interface {
 	Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (map[string]string, error)
 }
 
-// Steps takes the volume steps of all workloads of a node.
-type Steps struct {
+// Config is what the volume steps of a node work with.
+type Config struct {
 	Node       string
 	Layout     mounts.Layout
 	Journal    *journal.Journal
 	Ledger     cluster.Ledger
 	Lease      Lease
 	Controller Controller
-	Calls      drivers.Caller
+	Drivers    drivers.Caller
 	// Secrets decrypts a volume's secrets.
 	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
 	// ReadSecret reads the file of a file:// reference of a driver's block.
 	ReadSecret func(ref string) (string, error)
 	Events     *events.Bus
 	Log        hclog.Logger
-	// DriverWait is DriverWait, less in tests.
-	DriverWait time.Duration
-
 	// Closing ends when the host stops: then calls to drivers are cancelled.
 	Closing context.Context
 	// Explained reports whether a record of this node's workloads says what is mounted at a path.
 	Explained func(path string) bool
 	// Records calls read for the volumes of each workload of this node that has not ended, under the workload's lock.
 	Records func(read func(w claim.WorkloadRef, all []*Record))
+}
 
-	Locks   locks      // of the volumes that are being changed
-	leaving locks      // see Unpublish; taken after Locks
-	places  sync.Mutex // see checkLimits
-	search  mountuse.Search
-	flights sync.WaitGroup
+// Steps takes the volume steps of all workloads of a node.
+type Steps struct {
+	Config
+	Claims      *Claims
+	Calls       *driverCalls
+	paths       paths
+	attachments userTable
+	stagings    userTable
+
+	Locks   locks // of the volumes that are being changed
+	leaving locks // see Unpublish; taken after Locks
+}
+
+// New makes Steps.
+func New(c Config) *Steps {
+	calls := &driverCalls{caller: c.Drivers, log: c.Log, closing: c.Closing, DriverWait: driverWait}
+	return &Steps{
+		Config: c,
+		Claims: &Claims{
+			node: c.Node, layout: c.Layout, ledger: c.Ledger, lease: c.Lease, drivers: calls,
+			limits: limits{node: c.Node, ledger: c.Ledger, records: c.Records},
+		},
+		Calls:       calls,
+		paths:       paths{layout: c.Layout, log: c.Log, events: c.Events},
+		attachments: userTable{c.Journal, attachments},
+		stagings:    userTable{c.Journal, stagings},
+	}
 }
 
 // locks let one workload at a time change what this node does with a volume.
@@ -142,21 +161,32 @@ func (v *Volume) Stages() bool {
 	return !v.Request.Ephemeral() && n != nil && n.StageUnstage
 }
 
+// driverCalls makes the calls to this node's drivers, and knows which of them are not answered.
+type driverCalls struct {
+	caller  drivers.Caller
+	log     hclog.Logger
+	closing context.Context // ends when the host stops
+	// DriverWait is how long a call waits for a driver that is not healthy yet.
+	DriverWait time.Duration
+
+	flights sync.WaitGroup
+}
+
 // withWay is a driver's timeout with some time for the way there and back.
 func withWay(timeout time.Duration) time.Duration { return timeout + timeout/20 }
 
 // call makes one call to the driver of v; wait is how long the driver may take to become
 // healthy. The error says what was tried, on which volume.
-func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Duration,
-	fn func(ctx context.Context, c storage.Client, d drivers.Driver) error,
+func (c *driverCalls) call(ctx context.Context, verb string, v *Volume, wait time.Duration,
+	fn func(ctx context.Context, client storage.Client, d drivers.Driver) error,
 ) error {
 	// Room for a second call, if the plugin ends during the first.
-	ctx, cancel := context.WithTimeout(ctx, wait+2*withWay(s.spec(v).Timeout(verb)))
+	ctx, cancel := context.WithTimeout(ctx, wait+2*withWay(c.spec(v).Timeout(verb)))
 	defer cancel()
-	err := s.Calls.Call(ctx, v.PluginID, wait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	err := c.caller.Call(ctx, v.PluginID, wait, func(ctx context.Context, client storage.Client, d drivers.Driver) error {
 		ctx, cancel := context.WithTimeout(ctx, withWay(d.Timeout(verb)))
 		defer cancel()
-		return fn(ctx, c, d)
+		return fn(ctx, client, d)
 	})
 	if err != nil {
 		return fmt.Errorf("%s volume %q (external id %q) for workload %q on driver %q: %w", verb, v.Name(), v.ExternalID,
