@@ -138,7 +138,7 @@ var ofMounts = []mutant{
 	{
 		name: "never-repaired", promise: "what is mounted after everything was released is unmounted without a restart",
 		in: "host/internal/workload", decl: "Manager.Open",
-		old: "	m.live.Go(func() { m.keepRepaired(m.ctx, changed) })\n",
+		old: "	m.live.Go(func() { m.Repairs.keep(m.ctx, m.reconciled, changed) })\n",
 		new: "	_ = changed\n",
 		pkg: workloadPkg, run: "^TestRepair$",
 	},

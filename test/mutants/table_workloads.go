@@ -45,7 +45,7 @@ var workloads = []mutant{
 	},
 	{
 		name: "credential-of-any-unit", promise: "only the units that a workload's spec names get its secrets as credentials",
-		in: "host/internal/workload", decl: "Manager.Credential",
+		in: "host/internal/workload", decl: "Registered.Credential",
 		old: "slices.Contains(i.rec.Spec.Units, unit); named {",
 		new: "len(i.rec.Spec.Units) > 0; named {",
 		pkg: workloadPkg, run: "^TestCredentials$",
@@ -80,7 +80,7 @@ var workloads = []mutant{
 	},
 	{
 		name: "proxy-defaults-ignored", promise: "a running proxy's bootstrap follows the proxy-defaults in Consul",
-		in: "host/internal/workload", decl: "Manager.Reconfigured",
+		in: "host/internal/workload", decl: "Registered.Reconfigured",
 		old: "			s.Remake++\n			if err := i.write(); err != nil {\n",
 		new: "			if err := i.write(); err != nil {\n",
 		pkg: workloadPkg, run: "^TestAProxyIsReconfiguredInConsul$",
@@ -177,7 +177,7 @@ var workloads = []mutant{
 	},
 	{
 		name: "reconcile-skipped", promise: "a node that was away compares its workloads with the ledger",
-		in: "host/internal/workload", decl: "Manager.Reconcile",
+		in: "host/internal/workload", decl: "Reconciler.Reconcile",
 		old: "	m.dropLost(had, on.Claims)\n	return m.endUnknown(ctx, on.Workloads)\n",
 		new: "	_ = had\n	return m.endUnknown(ctx, on.Workloads)\n",
 		pkg: workloadPkg, run: "^TestANodeComesBack$",
@@ -257,9 +257,9 @@ var workloads = []mutant{
 	},
 	{
 		name: "unknown-workload-kept", promise: "a lost journal loses no claim: what the ledger has for the node is released",
-		in: "host/internal/workload", decl: "Manager.endUnknown",
-		old: "		if m.Owns(w.Ref) {\n			continue\n",
-		new: "		if m.Owns(w.Ref) || w.Node == m.Node {\n			continue\n",
+		in: "host/internal/workload", decl: "Reconciler.endUnknown",
+		old: "		if r.known.owns(w.Ref) {\n			continue\n",
+		new: "		if r.known.owns(w.Ref) || w.Node == r.node {\n			continue\n",
 		pkg: "./test/suite/e2e", run: "^TestJournalIsLost$",
 	},
 	{

@@ -156,7 +156,7 @@ func (m *member) keepLease(ctx context.Context) error {
 			}
 		},
 		Back: func(ctx context.Context, answer lease.Answer) error {
-			if err := m.workloads.Reconcile(ctx); err != nil {
+			if err := m.workloads.Reconciler.Reconcile(ctx); err != nil {
 				return err
 			}
 			if answer.Status != claim.NodeDown {

@@ -84,7 +84,7 @@ func (s *standalone) openWatcher(ctx context.Context) error {
 func (s *standalone) openServer(ctx context.Context) error {
 	cfg := s.apiConfig()
 	s.serveLedger(&cfg)
-	cfg.Health, cfg.SocketRoot, cfg.Operator.Reconcile = s.health, s.cfg.ACL.SocketRoot, s.workloads.Reconcile
+	cfg.Health, cfg.SocketRoot, cfg.Operator.Reconcile = s.health, s.cfg.ACL.SocketRoot, s.workloads.Reconciler.Reconcile
 	return s.serveAPI(ctx, cfg)
 }
 

@@ -101,10 +101,10 @@ func (a *agent) newConsul(ledger tokens.Ledger, keySets func(context.Context) (m
 		Bootstraps: func(ctx context.Context, consul string, fn func(context.Context, bootstrap.Bootstrap) error) error {
 			return a.catalog.DoBootstrap(ctx, blocks[consul].BootstrapPlugin, fn)
 		},
-		Instances: func() map[string][]registration.Instance { return a.workloads.Instances() },
-		Beats:     func() map[string][]registration.Beat { return a.workloads.Beats() },
+		Instances: func() map[string][]registration.Instance { return a.workloads.Registered.Instances() },
+		Beats:     func() map[string][]registration.Beat { return a.workloads.Registered.Beats() },
 		Reconfigured: func(consul, id, digest string) {
-			a.workloads.Reconfigured(consul, id, digest)
+			a.workloads.Registered.Reconfigured(consul, id, digest)
 		},
 		Events: a.events, Log: a.log.Named("services"),
 	})
@@ -244,11 +244,11 @@ func (a *agent) apiConfig() apiserver.Config {
 		Agent: agentapi.Handler{
 			Name: name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, Socket: a.cfg.Socket,
 			StartedAt: a.started, Bus: a.events, Metrics: a.metrics, Nodes: others, Services: a.services,
-			Leftovers: func() []string { return a.workloads.Leftovers() }, End: a.stopAgent, ReadConfig: a.reload,
+			Leftovers: func() []string { return a.workloads.Repairs.Leftovers() }, End: a.stopAgent, ReadConfig: a.reload,
 			Patient: a.patient, Diagnosis: a.diagnosis, Follow: a.monitor, Replace: a.upgrade, Upgraded: a.outcome.Load,
 		},
 	}
-	a.metrics.MustRegister(a.hosting, a.plugins, a.workloads)
+	a.metrics.MustRegister(a.hosting, a.plugins, a.workloads.Metrics)
 	a.measureHost()
 	return cfg
 }
@@ -277,7 +277,7 @@ func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
 // serveCredentials gives units the secrets of their workloads.
 func (a *agent) serveCredentials(ctx context.Context) error {
 	s, err := credentials.Serve(ctx, credentials.Config{
-		Path: a.cfg.CredentialsSocket(), Sockets: a.sockets, Find: a.workloads.Credential, Log: a.log.Named("credentials"),
+		Path: a.cfg.CredentialsSocket(), Sockets: a.sockets, Find: a.workloads.Registered.Credential, Log: a.log.Named("credentials"),
 	})
 	if err == nil {
 		a.closers.add(s.Close)

@@ -133,7 +133,7 @@ func (r *run) askOther(ctx context.Context, ref claim.WorkloadRef) error {
 	}
 	reason := fmt.Sprintf("replaced by workload %q on node %q", r.ref, r.m.Node)
 	if other.Node == r.m.Node {
-		if i, err := r.m.find(ref); err == nil {
+		if i, err := r.m.known.find(ref); err == nil {
 			i.askStop(reason)
 		}
 		return nil // a workload that is not known here is being released

@@ -43,7 +43,7 @@ func (m *Manager) Check(ctx context.Context, spec Spec) (c Check, err error) {
 func (m *Manager) checkNew(spec Spec) (State, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if i := m.workloads[spec.WorkloadRef]; i != nil {
+	if i, err := m.known.find(spec.WorkloadRef); err == nil {
 		s := i.snapshot()
 		switch {
 		case s.State == Stopping:

@@ -15,10 +15,10 @@ var ErrNoCredential = errcode.PermissionDenied.New("no credential")
 
 // Credential returns a secret for a unit of this node: that of the one workload that runs here, whose spec names the
 // unit, and which has a secret of this name. ErrNoCredential: there is none, and what to do.
-func (m *Manager) Credential(unit, name string) (secret []byte, of claim.WorkloadRef, err error) {
+func (r *Registered) Credential(unit, name string) (secret []byte, of claim.WorkloadRef, err error) {
 	var reasons []string
 	var found []*instance
-	for _, i := range m.all() {
+	for _, i := range r.known.all() {
 		var named, is bool
 		i.View(func() {
 			if named = slices.Contains(i.rec.Spec.Units, unit); named {
@@ -49,7 +49,7 @@ func (m *Manager) Credential(unit, name string) (secret []byte, of claim.Workloa
 		var svc *servicesteps.Service
 		var c servicesteps.Credential
 		if svc, c, err = i.credential(name); err == nil {
-			secret, err = m.services.ReadCredential(svc, c)
+			secret, err = r.services.ReadCredential(svc, c)
 		}
 	})
 	return secret, i.ref, err

@@ -21,7 +21,7 @@ func TestCredentials(t *testing.T) {
 
 	refused := func(unit, name string, words ...string) {
 		t.Helper()
-		secret, _, err := h.Credential(unit, name)
+		secret, _, err := h.Registered.Credential(unit, name)
 		if !errors.Is(err, ErrNoCredential) || secret != nil {
 			t.Errorf("%s gets %s: %q, %v", unit, name, secret, err)
 			return
@@ -36,7 +36,7 @@ func TestCredentials(t *testing.T) {
 		want, err := os.ReadFile(path)
 		check.NoError(t, err)
 		for _, unit := range s.Units {
-			secret, of, err := h.Credential(unit, name)
+			secret, of, err := h.Registered.Credential(unit, name)
 			if err != nil || string(secret) != string(want) || of != ref("w") {
 				t.Errorf("%s gets %s: %q of %v, %v", unit, name, secret, of, err)
 			}
@@ -52,7 +52,7 @@ func TestCredentials(t *testing.T) {
 	refused("envoy.service", "web.si_token", "units")
 
 	check.NoError(t, os.WriteFile(st.TokenFile, []byte("evil"), 0o400))
-	if secret, _, err := h.Credential("web.service", "web.si_token"); err == nil || secret != nil {
+	if secret, _, err := h.Registered.Credential("web.service", "web.si_token"); err == nil || secret != nil {
 		t.Errorf("a unit gets what the host has not written: %q", secret)
 	}
 	h.stop(t, "w")
@@ -69,12 +69,12 @@ func TestCredentialOfTwoWorkloads(t *testing.T) {
 		s.Units = []string{"web.service"}
 		h.start(t, s)
 	}
-	if secret, _, err := h.Credential("web.service", "web.si_token"); !errors.Is(err, ErrNoCredential) || secret != nil ||
+	if secret, _, err := h.Registered.Credential("web.service", "web.si_token"); !errors.Is(err, ErrNoCredential) || secret != nil ||
 		!strings.Contains(err.Error(), `"one"`) || !strings.Contains(err.Error(), `"two"`) {
 		t.Errorf("it is %q, %v", secret, err)
 	}
 	h.stop(t, "one")
-	if secret, of, err := h.Credential("web.service", "web.si_token"); err != nil || len(secret) == 0 || of != ref("two") {
+	if secret, of, err := h.Registered.Credential("web.service", "web.si_token"); err != nil || len(secret) == 0 || of != ref("two") {
 		t.Errorf("it is %q of %v, %v", secret, of, err)
 	}
 	h.stop(t, "two")

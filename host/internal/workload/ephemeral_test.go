@@ -264,7 +264,7 @@ func TestLeftoverEphemeralVolume(t *testing.T) {
 		t.Errorf("left: %q, %v; mounted: %v", left, err, at(path))
 	}
 	h.drivers.healthy(full, true)
-	check.Eventually(t, "the volume is unpublished", func() bool { return at(path) == nil && len(h.Leftovers()) == 0 })
+	check.Eventually(t, "the volume is unpublished", func() bool { return at(path) == nil && len(h.Repairs.Leftovers()) == 0 })
 	if h.count("unpublish ephemeral") != 1 {
 		t.Errorf("the driver was called: %q", h.happened())
 	}
@@ -298,7 +298,7 @@ func TestNodeIsCutOffWithEphemeralVolumes(t *testing.T) {
 		h.fence.end()
 		path := scratch(t, h.start(t, ephemeral()))
 		h.loses(t, "cut off")
-		check.NoError(t, h.Reconcile(t.Context()))
+		check.NoError(t, h.Reconciler.Reconcile(t.Context()))
 		if w, err := h.Get(ref("w")); err != nil || w.State != Running || at(path) == nil || h.fence.guards(path) {
 			t.Errorf("it is %s, %v; mounted: %v", w.State, err, at(path))
 		}

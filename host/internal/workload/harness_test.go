@@ -265,7 +265,7 @@ func (h *host) eventually(t *testing.T, id, what string, is func(w Workload) boo
 	t.Helper()
 	late := time.After(timeout)
 	for {
-		i, err := h.find(ref(id))
+		i, err := h.known.find(ref(id))
 		check.NoError(t, err)
 		_, _, _, _, changed := i.since(0)
 		w := i.snapshot()

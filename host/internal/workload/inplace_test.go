@@ -180,9 +180,9 @@ func TestAProxyIsReconfiguredInConsul(t *testing.T) {
 	st := h.start(t, proxied(nil, "")).Services[0]
 	proxyDefaults := func(statsd, digest string) {
 		check.NoError(t, h.consul.change(func(s *consulState) error { s.Statsd = statsd; return nil }))
-		h.Reconfigured("default", st.ID, digest)
+		h.Registered.Reconfigured("default", st.ID, digest)
 	}
-	asked := func() string { return h.Instances()["default"][0].ProxyDigest }
+	asked := func() string { return h.Registered.Instances()["default"][0].ProxyDigest }
 	if asked() == "" {
 		t.Error("no digest is asked for")
 	}
@@ -197,9 +197,9 @@ func TestAProxyIsReconfiguredInConsul(t *testing.T) {
 	}
 	proxyDefaults("udp://127.0.0.1:2", "second")
 	changed("udp://127.0.0.1:2")
-	h.Reconfigured("default", st.ID, "second")
-	h.Reconfigured("east", st.ID, "third")
-	h.Reconfigured("default", "other", "third")
+	h.Registered.Reconfigured("default", st.ID, "second")
+	h.Registered.Reconfigured("east", st.ID, "third")
+	h.Registered.Reconfigured("default", "other", "third")
 
 	held := newGate()
 	h.on("bootstrap:before", 1, held.hold)
@@ -211,7 +211,7 @@ func TestAProxyIsReconfiguredInConsul(t *testing.T) {
 		t.Errorf("the digest is %q", got)
 	}
 	h.stop(t, "w")
-	h.Reconfigured("default", st.ID, "fourth")
+	h.Registered.Reconfigured("default", st.ID, "fourth")
 	h.clean(t)
 }
 
@@ -222,7 +222,7 @@ func TestABootstrapIsMadeAgainWithAValidToken(t *testing.T) {
 	before := h.start(t, proxied(nil, "")).Services[0]
 	check.NoError(t, h.consul.forget())
 	h.forget()
-	h.Reconfigured("default", before.ID, "first")
+	h.Registered.Reconfigured("default", before.ID, "first")
 	h.eventuallyDid(t, "bootstrap web", 1)
 	if did := h.happened(); slices.Index(did, "bootstrap web") < slices.Index(did, "derive web") ||
 		!slices.Contains(did, "derive web") {
@@ -281,7 +281,7 @@ func TestABootstrapIsMadeAgainAfterTheRegistration(t *testing.T) {
 			h.on("register:before", 1, held.hold)
 			go func() { _, _ = h.Start(context.Background(), proxied(nil, "udp://127.0.0.1:2"), Options{}) }()
 			held.await(t)
-			i, err := h.find(ref("w"))
+			i, err := h.known.find(ref("w"))
 			check.NoError(t, err)
 			check.NoError(t, look(h, t.Context(), i.services[0]))
 			close(held.open)

@@ -102,7 +102,7 @@ func TestAStartRightAfterAStopIsAnotherRun(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	i, err := h.find(ref("w"))
+	i, err := h.known.find(ref("w"))
 	check.NoError(t, err)
 	i.askStop("the test stops it")
 	h.start(t, spec("w", "a"))

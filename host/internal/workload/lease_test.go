@@ -154,7 +154,7 @@ func TestANodeComesBack(t *testing.T) {
 					command.Start(claim.Run{Ref: ref("unknown"), Node: here}, nil))
 				check.NoError(t, err)
 				if how == "at once" {
-					check.NoError(t, h.Reconcile(t.Context()))
+					check.NoError(t, h.Reconciler.Reconcile(t.Context()))
 				} else {
 					h = h.restart(t)
 				}
@@ -202,7 +202,7 @@ func TestTheFenceHasActed(t *testing.T) {
 	h.start(t, spec("kept", "b"))
 	h = h.next(t)
 	check.NoError(t, unix.Unmount(target, 0))
-	h.Fenced = func(r claim.WorkloadRef, since boottime.Instant) string {
+	h.Reconciler.fenced = func(r claim.WorkloadRef, since boottime.Instant) string {
 		if r == ref("w") && since > 0 && since < boottime.Now() {
 			return "the fence killed 1 process"
 		}

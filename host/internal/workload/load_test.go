@@ -56,7 +56,7 @@ func TestOldestEndedWorkloadsAreForgotten(t *testing.T) {
 	for n := range maxEnded + 3 {
 		i := newInstance(record{Spec: spec(fmt.Sprint("old", n)), State: Stopped}, nil)
 		i.endedAt = i.endedAt.AddDate(2000, 0, n)
-		h.workloads[i.ref] = i
+		h.known.workloads[i.ref] = i
 	}
 	h.start(t, spec("w"))
 	if n := len(h.List()); n != maxEnded+1 {

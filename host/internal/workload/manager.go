@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -41,15 +40,19 @@ var (
 	ErrClosed = errcode.Unavailable.New("the host is stopping")
 )
 
-// maxEnded bounds the number of ended workloads that a status query shows.
-const maxEnded = 500
-
 // Manager owns this node's workloads.
 type Manager struct {
 	Deps
 	Node   string // this node's name
 	Layout mounts.Layout
 
+	// Metrics are how long the steps take, Registered what Consul is to have of the workloads' services.
+	Metrics    stepMetrics
+	Registered *Registered
+	Reconciler *Reconciler
+	Repairs    *Repairs
+
+	known    *table
 	volumes  *volumesteps.Steps
 	services *servicesteps.Steps
 
@@ -65,15 +68,12 @@ type Manager struct {
 	reconciled chan struct{} // closed when the ledger was compared with the journal
 
 	failedTries atomic.Int64
-	took        stepMetrics
-	mountTable  mountTable
+	mountTable  *mountTable
 
-	mu        sync.Mutex
-	closed    bool
-	restored  bool   // workloads has those of the journal
-	draining  string // why no workload may be started; empty: they may
-	workloads map[claim.WorkloadRef]*instance
-	leftovers []string // mounts that no record explains and that cannot be unmounted yet
+	mu       sync.Mutex // held while a workload is added
+	closed   bool
+	restored bool   // known has the workloads of the journal
+	draining string // why no workload may be started; empty: they may
 }
 
 // limits are how long a manager waits; the step packages have their own.
@@ -111,8 +111,8 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 		Deps: deps, Node: node, Layout: layout, journal: j, log: log,
 		bootID: process.BootID(), limits: defaultLimits,
 		reconciled: make(chan struct{}),
-		workloads:  map[claim.WorkloadRef]*instance{},
-		took:       newStepMetrics(),
+		known:      &table{node: node, workloads: map[claim.WorkloadRef]*instance{}},
+		Metrics:    newStepMetrics(),
 		services: &servicesteps.Steps{
 			Node: node, Datacenter: deps.Datacenter, Tokens: deps.Tokens, Services: deps.Services, SecretsDir: deps.SecretsDir,
 			IdentityTimeout: deps.IdentityTimeout, Events: deps.Events, Log: log, Limits: servicesteps.DefaultLimits,
@@ -122,8 +122,15 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 	m.volumes = volumesteps.New(volumesteps.Config{
 		Node: node, Layout: layout, Journal: j, Ledger: deps.Ledger, Lease: deps.Lease, Controller: deps.Controller,
 		Drivers: deps.Calls, Secrets: deps.Secrets, ReadSecret: deps.ReadSecret, Events: deps.Events, Log: log,
-		Closing: m.ctx, Explained: m.explained, Records: m.liveRecords,
+		Closing: m.ctx, Explained: m.known.explained, Records: m.known.liveRecords,
 	})
+	m.mountTable = &mountTable{ctx: m.ctx, live: &m.live, log: log}
+	m.Registered = &Registered{known: m.known, services: m.services, log: log}
+	m.Reconciler = &Reconciler{node: node, ledger: deps.Ledger, known: m.known, fenced: deps.Fenced, log: log}
+	m.Repairs = &Repairs{
+		node: node, dir: layout.Dir, ledger: deps.Ledger, drivers: deps.Drivers, known: m.known, volumes: m.volumes,
+		limits: &m.limits, log: log,
+	}
 	return m
 }
 
@@ -148,40 +155,13 @@ func (m *Manager) instance(rec record) *instance {
 
 // launch gives the instance its goroutine. m.mu is held.
 func (m *Manager) launch(i *instance) {
-	m.workloads[i.ref] = i
-	m.forgetOldest()
+	m.known.add(i)
 	m.live.Go(func() { (&run{m, i}).live(m.ctx) })
-}
-
-// forgetOldest forgets the workloads that ended first, beyond maxEnded. m.mu is held.
-func (m *Manager) forgetOldest() {
-	if len(m.workloads) <= maxEnded {
-		return
-	}
-	type ended struct {
-		ref claim.WorkloadRef
-		at  time.Time
-	}
-	var over []ended
-	for ref, i := range m.workloads { // at each start: no snapshots of all
-		i.View(func() {
-			if i.rec.State.Ended() {
-				over = append(over, ended{ref, i.endedAt})
-			}
-		})
-	}
-	if len(over) <= maxEnded {
-		return
-	}
-	slices.SortFunc(over, func(a, b ended) int { return b.at.Compare(a.at) })
-	for _, w := range over[maxEnded:] {
-		delete(m.workloads, w.ref)
-	}
 }
 
 // Get reads one workload.
 func (m *Manager) Get(ref claim.WorkloadRef) (Workload, error) {
-	i, err := m.find(ref)
+	i, err := m.known.find(ref)
 	if err != nil {
 		return Workload{}, err
 	}
@@ -191,30 +171,11 @@ func (m *Manager) Get(ref claim.WorkloadRef) (Workload, error) {
 // List reads all workloads of this node, and those that ended lately.
 func (m *Manager) List() []Workload {
 	var out []Workload
-	for _, i := range m.all() {
+	for _, i := range m.known.all() {
 		out = append(out, i.snapshot())
 	}
 	slices.SortFunc(out, func(a, b Workload) int { return cmp.Compare(key(a.Spec.WorkloadRef), key(b.Spec.WorkloadRef)) })
 	return out
-}
-
-func (m *Manager) all() []*instance {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := make([]*instance, 0, len(m.workloads))
-	for _, i := range m.workloads {
-		out = append(out, i)
-	}
-	return out
-}
-
-func (m *Manager) find(ref claim.WorkloadRef) (*instance, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if i := m.workloads[ref]; i != nil {
-		return i, nil
-	}
-	return nil, fmt.Errorf("workload %q on node %q: %w (see: pannier workload status)", ref, m.Node, ErrNotFound)
 }
 
 // follow passes the steps of a workload to progress until the condition is true, and returns the

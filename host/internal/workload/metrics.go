@@ -27,9 +27,3 @@ func (s stepMetrics) observe(step string, undo bool, err error, took time.Durati
 	}
 	s.WithLabelValues(step, direction, result).Observe(took.Seconds())
 }
-
-// Describe implements prometheus.Collector.
-func (m *Manager) Describe(ch chan<- *prometheus.Desc) { m.took.Describe(ch) }
-
-// Collect implements prometheus.Collector.
-func (m *Manager) Collect(ch chan<- prometheus.Metric) { m.took.Collect(ch) }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/pannier/pannier/host/internal/system/mountuse"
@@ -19,6 +20,10 @@ import (
 
 // mountTable is what the host's mount namespace has.
 type mountTable struct {
+	ctx  context.Context // ends the watch
+	live *sync.WaitGroup
+	log  hclog.Logger
+
 	once    sync.Once
 	changed notify.Broadcast
 	mu      sync.Mutex
@@ -28,29 +33,28 @@ type mountTable struct {
 // mountRetry is the pause after the table could not be read.
 const mountRetry = time.Second
 
-// mounts returns what the host has mounted, and a channel that is closed when that has changed. It is watched from the
+// read returns what the host has mounted, and a channel that is closed when that has changed. It is watched from the
 // first call on.
-func (m *Manager) mounts() (all []*mountinfo.Info, changed <-chan struct{}) {
-	t := &m.mountTable
-	t.once.Do(func() { m.live.Go(func() { m.watchMounts(m.ctx) }) })
+func (t *mountTable) read() (all []*mountinfo.Info, changed <-chan struct{}) {
+	t.once.Do(func() { t.live.Go(func() { t.watch(t.ctx) }) })
 	changed = t.changed.Wait()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.mounts, changed
 }
 
-func (m *Manager) watchMounts(ctx context.Context) {
+func (t *mountTable) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := mountuse.Watch(ctx, func(all []*mountinfo.Info) {
-			m.mountTable.mu.Lock()
-			m.mountTable.mounts = all
-			m.mountTable.mu.Unlock()
-			m.mountTable.changed.Notify()
+			t.mu.Lock()
+			t.mounts = all
+			t.mu.Unlock()
+			t.changed.Notify()
 		})
 		if err == nil {
 			return
 		}
-		m.log.Error("the host's mount table cannot be watched: unmounted volumes stay claimed; this is retried", "error", err)
+		t.log.Error("the host's mount table cannot be watched: unmounted volumes stay claimed; this is retried", "error", err)
 		select {
 		case <-time.After(mountRetry):
 		case <-ctx.Done():
@@ -102,7 +106,7 @@ func (i *instance) noteMounts(all []*mountinfo.Info) error {
 // awaitUnmounted returns why the workload, whose owner has ended, has to end.
 func (r *run) awaitUnmounted(ctx context.Context) error {
 	for {
-		all, changed := r.m.mounts()
+		all, changed := r.m.mountTable.read()
 		if err := r.noteMounts(all); err != nil {
 			r.m.log.Error("if the agent is restarted now, a later lazy unmount (umount -l) may release a volume in use", "error", err)
 		}

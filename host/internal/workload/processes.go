@@ -27,7 +27,7 @@ const ownerGrace = 25 * time.Second
 // the owner may name it. After an error the process must not begin: its volumes are not mounted, or not for it.
 // Errors: ErrNotOwner; ErrConflict; process.ErrGone.
 func (m *Manager) Running(ref claim.WorkloadRef, pid, caller int) error {
-	i, err := m.find(ref)
+	i, err := m.known.find(ref)
 	if err != nil {
 		return err
 	}

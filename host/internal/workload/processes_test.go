@@ -239,7 +239,7 @@ func TestAStopEmptiesTheMountNamespace(t *testing.T) {
 		if left := process.InMountNamespace(p.inode); len(left) > 0 {
 			t.Errorf("it is unmounted while %v live in its namespace", left)
 		}
-		if i, err := h.find(ref("w")); err != nil || i.pin != nil || i.rec.MountNS != nil {
+		if i, err := h.known.find(ref("w")); err != nil || i.pin != nil || i.rec.MountNS != nil {
 			t.Errorf("the namespace, and with it the mount, is held: %v", err)
 		}
 		return nil
@@ -300,7 +300,7 @@ func TestTheHostsOwnNamespaceIsNeverEmptied(t *testing.T) {
 	h, p, bystander := newHost(t), runScript(t, false, idle), runScript(t, false, idle)
 	h.start(t, spec("w"))
 	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
-	i, err := h.find(ref("w"))
+	i, err := h.known.find(ref("w"))
 	check.NoError(t, err)
 	if i.rec.MountNS != nil || i.pin != nil {
 		t.Fatalf("the host's own namespace was noted: %+v", i.rec.MountNS) // and this test would be killed next
@@ -401,7 +401,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 		check.NoError(t, err)
 		check.NoError(t, h.Running(ref("w"), p.pid(), owner))
 		h.stop(t, "w")
-		i, err := h.find(ref("w"))
+		i, err := h.known.find(ref("w"))
 		check.NoError(t, err)
 		awaitClosed(t, i.ended, "the end of the workload")
 		if i.pin != nil {

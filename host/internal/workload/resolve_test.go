@@ -55,7 +55,7 @@ func TestServicesAreResolved(t *testing.T) {
 	if !reflect.DeepEqual(told.Service, want) || told.Namespace != "default" || told.Workload != "w" {
 		t.Errorf("got  %+v\nwant %+v", told, want)
 	}
-	if got := h.Instances(); len(got) != 1 || len(got["default"]) != 1 || !reflect.DeepEqual(got["default"][0], told) {
+	if got := h.Registered.Instances(); len(got) != 1 || len(got["default"]) != 1 || !reflect.DeepEqual(got["default"][0], told) {
 		t.Errorf("instances: %+v", got)
 	}
 	if got := w.Services[0].Upstreams; !reflect.DeepEqual(got, map[string]string{"db": "127.0.0.1:" + port("admin")}) {

@@ -36,7 +36,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	restored, err := m.restoreAll(ctx, found)
 	changed := m.Drivers.Changed()
 	if err == nil {
-		leftovers, err = m.tryReconcile(ctx, found)
+		leftovers, err = m.reconcile(ctx, found)
 	}
 	if err != nil && (restored == nil || !m.RemoteLedger) {
 		m.abandon(restored)
@@ -45,7 +45,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	unreachable := err
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.live.Go(func() { m.keepRepaired(m.ctx, changed) })
+	m.live.Go(func() { m.Repairs.keep(m.ctx, m.reconciled, changed) })
 	registered := false
 	for _, i := range restored {
 		registered = registered || len(i.services) > 0
@@ -81,9 +81,7 @@ func (m *Manager) restoreAll(ctx context.Context, found []*record) ([]*instance,
 			m.abandon(restored)
 			return nil, err
 		}
-		m.mu.Lock()
-		m.workloads[i.ref] = i
-		m.mu.Unlock()
+		m.known.add(i)
 	}
 	m.mu.Lock()
 	m.restored = true
@@ -93,11 +91,9 @@ func (m *Manager) restoreAll(ctx context.Context, found []*record) ([]*instance,
 
 // abandon forgets instances that never had a goroutine.
 func (m *Manager) abandon(all []*instance) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	for _, i := range all {
 		i.releaseProcesses()
-		delete(m.workloads, i.ref)
+		m.known.remove(i.ref)
 	}
 }
 

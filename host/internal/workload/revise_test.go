@@ -50,7 +50,7 @@ func TestServicesAreChangedInPlace(t *testing.T) {
 			if got := h.consul.services()["pannier:here:default:w:web"].Service; !reflect.DeepEqual(got, want[0]) {
 				t.Errorf("got  %+v\nwant %+v", got, want[0])
 			}
-			if got := h.Instances()["default"]; len(got) != 2 || !reflect.DeepEqual(got[0].Service, want[0]) {
+			if got := h.Registered.Instances()["default"]; len(got) != 2 || !reflect.DeepEqual(got[0].Service, want[0]) {
 				t.Errorf("instances: %+v", got)
 			}
 			if !reflect.DeepEqual(w.Services[0], before.Services[0]) {
@@ -136,7 +136,7 @@ func TestChangeIsRetriedUntilConsulAcceptsIt(t *testing.T) {
 			t.Errorf("it is %s: %+v", w.State, w.Services[0])
 		}
 	}
-	if got := h.Instances()["default"]; len(got) != 1 || len(got[0].Service.Tags) > 0 {
+	if got := h.Registered.Instances()["default"]; len(got) != 1 || len(got[0].Service.Tags) > 0 {
 		t.Errorf("instances: %+v", got)
 	}
 	h = h.restart(t) // the host that comes next knows of it

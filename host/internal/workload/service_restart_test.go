@@ -128,7 +128,7 @@ func TestServicesAreRestoredOnce(t *testing.T) {
 		if got := strings.Join(h.happened(), ", "); got != "read" {
 			t.Errorf("calls were made: %s", got)
 		}
-		if n := len(h.Instances()["default"]); n != 2 || h.consul.changed() == 0 {
+		if n := len(h.Registered.Instances()["default"]); n != 2 || h.consul.changed() == 0 {
 			t.Errorf("%d instances, told %d times", n, h.consul.changed())
 		}
 	}

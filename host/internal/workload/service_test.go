@@ -469,7 +469,7 @@ func TestNoSecretIsShown(t *testing.T) {
 	h.consul.life = time.Hour
 	w := h.start(t, withServices(spec("w"), sidecar("web")))
 	secret := h.consul.tokens()[0].Secret
-	told, err := json.Marshal([]any{w, h.bus.Recent(100), h.Instances(), h.Beats()})
+	told, err := json.Marshal([]any{w, h.bus.Recent(100), h.Registered.Instances(), h.Registered.Beats()})
 	check.NoError(t, err)
 	if strings.Contains(string(told), secret) {
 		t.Errorf("it is in %s", told)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/hashicorp/go-hclog"
+
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -12,11 +14,18 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
+// Registered are the services of this node's workloads, as Consul is to have them.
+type Registered struct {
+	known    *table
+	services *servicesteps.Steps
+	log      hclog.Logger
+}
+
 // Instances are the services of this node's workloads as they were last registered in Consul, by
 // the name of the agent's consul block. Owner is not filled in.
-func (m *Manager) Instances() map[string][]registration.Instance {
+func (r *Registered) Instances() map[string][]registration.Instance {
 	out := map[string][]registration.Instance{}
-	for _, i := range m.all() {
+	for _, i := range r.known.all() {
 		i.eachRegistered(func(s *servicesteps.Service) {
 			out[s.Consul] = append(out[s.Consul], s.Instance())
 		})
@@ -27,8 +36,8 @@ func (m *Manager) Instances() map[string][]registration.Instance {
 // Reconfigured says that Consul's configuration of a service's proxy, with what the proxy-defaults add, has another
 // digest than Instances says. The bootstrap is made again, unless it will be made with this configuration anyway, or
 // a host that knew no digests has made it: a new host restarts no proxy.
-func (m *Manager) Reconfigured(consul, id, digest string) {
-	for _, i := range m.all() {
+func (r *Registered) Reconfigured(consul, id, digest string) {
+	for _, i := range r.known.all() {
 		i.eachRegistered(func(s *servicesteps.Service) {
 			if s.Consul != consul || s.ID != id || s.ProxyDigest == digest {
 				return
@@ -42,7 +51,7 @@ func (m *Manager) Reconfigured(consul, id, digest string) {
 			if err := i.write(); err != nil {
 				s.ProxyDigest = before // it is reported again
 				s.Remake--
-				m.log.Warn("the journal cannot be written; a change of a proxy's configuration is not taken over yet", "workload",
+				r.log.Warn("the journal cannot be written; a change of a proxy's configuration is not taken over yet", "workload",
 					i.ref, "service", s.Name, "error", err)
 				return
 			}
@@ -54,9 +63,9 @@ func (m *Manager) Reconfigured(consul, id, digest string) {
 
 // Beats are the health of the processes behind the services that have a check of the type process,
 // by the name of the agent's consul block.
-func (m *Manager) Beats() map[string][]registration.Beat {
+func (r *Registered) Beats() map[string][]registration.Beat {
 	out := map[string][]registration.Beat{}
-	for _, i := range m.all() {
+	for _, i := range r.known.all() {
 		i.eachRegistered(func(s *servicesteps.Service) {
 			if checksProcess(s.Registered) {
 				out[s.Consul] = append(out[s.Consul], i.beat(s))
@@ -121,7 +130,7 @@ func (i *instance) checksProcess() (is bool) {
 
 // InspectTokens asks Consul about the tokens of a workload's services, at the same time.
 func (m *Manager) InspectTokens(ctx context.Context, ref claim.WorkloadRef) ([]servicesteps.Inspection, error) {
-	i, err := m.find(ref)
+	i, err := m.known.find(ref)
 	if err != nil {
 		return nil, err
 	}

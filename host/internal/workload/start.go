@@ -95,7 +95,7 @@ func (m *Manager) begin(spec Spec, opts Options, span trace.Span) (i *instance, 
 	if m.closed {
 		return nil, 0, ErrClosed
 	}
-	i = m.workloads[spec.WorkloadRef]
+	i, _ = m.known.find(spec.WorkloadRef)
 	if opts.Update && (i == nil || isClosed(i.stop) || i.snapshot().State.over()) {
 		return nil, 0, fmt.Errorf("workload %q: %w: it does not run on node %q: pannier workload start", spec.WorkloadRef,
 			ErrNotFound, m.Node)

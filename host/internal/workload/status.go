@@ -72,7 +72,7 @@ func (r *run) beginStep(ctx context.Context, name string, of subject, undo bool,
 	})
 	return ctx, func(state StepState, err error) {
 		tracing.End(span, err)
-		r.m.took.observe(name, undo, err, time.Since(at))
+		r.m.Metrics.observe(name, undo, err, time.Since(at))
 		set(func(s *Step) {
 			s.State, s.Took, s.Error, s.Note = state, time.Since(at), "", ""
 			if err != nil {
@@ -115,10 +115,7 @@ func (m *Manager) noteRetries(reports iter.Seq[events.Event]) {
 		if e.Topic != events.TopicPlugin || e.Type != storage.EventRetries {
 			continue
 		}
-		m.mu.Lock()
-		all := slices.Collect(maps.Values(m.workloads))
-		m.mu.Unlock()
-		for _, i := range all {
+		for _, i := range m.known.all() {
 			i.noteVolume(e.Details["subject"], e.Details[storage.DetailVolume], e.Message)
 		}
 	}

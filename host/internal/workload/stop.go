@@ -20,7 +20,7 @@ import (
 func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(Step)) (Workload,
 	error,
 ) {
-	i, err := m.find(ref)
+	i, err := m.known.find(ref)
 	if err != nil {
 		return Workload{}, err
 	}
@@ -40,7 +40,7 @@ func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string
 // the operator, by, vouches that the drivers need not be waited for. An attempt in progress is given up for that. It
 // asks for no stop. The force ends with the run.
 func (m *Manager) Force(ref claim.WorkloadRef, by string) error {
-	i, err := m.find(ref)
+	i, err := m.known.find(ref)
 	if err != nil || i.snapshot().State.Ended() {
 		return err
 	}
@@ -71,7 +71,7 @@ func (r *run) attempt(ctx context.Context) (err error) {
 // StopAll takes all workloads of this node down, side by side, and waits until they have ended, or
 // until ctx ends.
 func (m *Manager) StopAll(ctx context.Context, reason string) error {
-	all := m.all()
+	all := m.known.all()
 	errs := make([]error, len(all))
 	var stops sync.WaitGroup
 	for n, i := range all {
@@ -89,7 +89,7 @@ func (m *Manager) Drain(ctx context.Context, reason string) error {
 	m.mu.Lock()
 	m.draining = reason
 	m.mu.Unlock()
-	up := slices.DeleteFunc(m.all(), func(i *instance) bool { return i.snapshot().State.Ended() })
+	up := slices.DeleteFunc(m.known.all(), func(i *instance) bool { return i.snapshot().State.Ended() })
 	slices.SortFunc(up, func(a, b *instance) int {
 		return cmp.Or(b.rec.StartedAt.Compare(a.rec.StartedAt), cmp.Compare(key(a.ref), key(b.ref)))
 	})
@@ -125,7 +125,7 @@ var errCutOff = errors.New("the node was cut off, and unmounts before it asks th
 // volumes is mounted, or with what is left when ctx ends; the rest of their release continues.
 func (m *Manager) LoseLease(ctx context.Context, reason string) error {
 	var stops sync.WaitGroup
-	all := m.all()
+	all := m.known.all()
 	errs := make([]error, len(all))
 	for n, i := range all {
 		if !i.mayHaveClaims() {

@@ -307,7 +307,7 @@ func TestRepair(t *testing.T) {
 		t.Helper()
 		for late := time.Now().Add(timeout); !is(); time.Sleep(time.Millisecond) {
 			if time.Now().After(late) {
-				t.Fatalf("it is not %s: %v is mounted, left over are %v", what, at(staging), h.Leftovers())
+				t.Fatalf("it is not %s: %v is mounted, left over are %v", what, at(staging), h.Repairs.Leftovers())
 			}
 		}
 	}
@@ -318,12 +318,14 @@ func TestRepair(t *testing.T) {
 	check.NoError(t, err)
 	defer user.Close()
 	unlock()
-	until("reported", func() bool { return len(h.Leftovers()) == 1 && strings.Contains(h.Leftovers()[0], "busy") })
+	until("reported", func() bool {
+		return len(h.Repairs.Leftovers()) == 1 && strings.Contains(h.Repairs.Leftovers()[0], "busy")
+	})
 	check.NoError(t, user.Close())
-	until("unmounted", func() bool { return at(staging) == nil && len(h.Leftovers()) == 0 })
+	until("unmounted", func() bool { return at(staging) == nil && len(h.Repairs.Leftovers()) == 0 })
 	h.start(t, spec("w", "a"))
-	check.NoError(t, h.repair(t.Context()))
-	if !h.volumes.AllMounted(h.workloads[ref("w")].volumes) {
+	check.NoError(t, h.Repairs.repair(t.Context()))
+	if !h.volumes.AllMounted(h.known.workloads[ref("w")].volumes) {
 		t.Error("the repair has unmounted what is in use")
 	}
 	h.stop(t, "w")

@@ -221,7 +221,7 @@ func TestBeats(t *testing.T) {
 	s := withServices(spec("w"), sidecar("web"), plainService("db"))
 	s.Services[0].Checks = append(s.Services[0].Checks, processCheck)
 	h.start(t, s)
-	beats := h.Beats()["default"]
+	beats := h.Registered.Beats()["default"]
 	if len(beats) != 1 || beats[0].ID != "pannier:here:default:w:web" || beats[0].Healthy ||
 		!strings.Contains(beats[0].Output, "no process") {
 		t.Errorf("before its process is known: %+v", beats)
@@ -231,18 +231,18 @@ func TestBeats(t *testing.T) {
 	if h.consul.changed() == told {
 		t.Error("nobody was told of the process")
 	}
-	if beats = h.Beats()["default"]; len(beats) != 1 || !beats[0].Healthy {
+	if beats = h.Registered.Beats()["default"]; len(beats) != 1 || !beats[0].Healthy {
 		t.Errorf("while it lives: %+v", beats)
 	}
 	h = h.restart(t)
-	if beats = h.Beats()["default"]; len(beats) != 1 || !beats[0].Healthy {
+	if beats = h.Registered.Beats()["default"]; len(beats) != 1 || !beats[0].Healthy {
 		t.Errorf("after a restart: %+v", beats)
 	}
 	held := newGate()
 	h.on("end:before", 1, held.hold)
 	p.kill(t)
 	held.await(t)
-	if n := len(h.Instances()) + len(h.Beats()); n > 0 {
+	if n := len(h.Registered.Instances()) + len(h.Registered.Beats()); n > 0 {
 		t.Errorf("on its way down it has %d", n)
 	}
 	close(held.open)

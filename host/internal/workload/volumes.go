@@ -18,7 +18,7 @@ import (
 // is stopped as a whole, unless its process lives; of a workload that it does not know, all mounts
 // at the paths of that claim are unmounted. It returns what it did, and may be repeated.
 func (m *Manager) Detach(ctx context.Context, c claim.Claim, info claim.Volume) (did string, err error) {
-	i, err := m.find(c.Workload)
+	i, err := m.known.find(c.Workload)
 	if err != nil || i.snapshot().State.Ended() {
 		if err := m.DetachUnknown(ctx, c, info); err != nil {
 			return "", err
@@ -36,8 +36,7 @@ func (m *Manager) Detach(ctx context.Context, c claim.Claim, info claim.Volume) 
 
 // Owns reports whether this node has the workload and will take it down by itself.
 func (m *Manager) Owns(ref claim.WorkloadRef) bool {
-	i, err := m.find(ref)
-	return err == nil && !i.snapshot().State.Ended()
+	return m.known.owns(ref)
 }
 
 // DetachUnknown unmounts what a claim of a workload that this node does not know may have mounted.
@@ -57,7 +56,7 @@ type Placement struct {
 // Placements lists where a volume is mounted on this node.
 func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
 	var out []Placement
-	for _, i := range m.all() {
+	for _, i := range m.known.all() {
 		i.mu.Lock()
 		for _, v := range i.rec.Volumes {
 			if v.VolumeRef != ref || !v.Published() {
@@ -103,7 +102,7 @@ func (m *Manager) Holders(ref claim.WorkloadRef) (all []Holder, err error) {
 // a volume it has what its driver needs to be asked about it.
 func (m *Manager) Mounted() []conditions.Volume {
 	found := map[claim.VolumeRef]conditions.Volume{}
-	for _, i := range m.all() {
+	for _, i := range m.known.all() {
 		i.mu.Lock()
 		for _, v := range i.rec.Volumes {
 			if !v.Published() || v.Request.Ephemeral() {
@@ -153,17 +152,6 @@ func (m *Manager) WorkloadsUsing(driver string) []string {
 	return out
 }
 
-// liveRecords calls read for the volumes of each workload that has not ended, under its lock.
-func (m *Manager) liveRecords(read func(ref claim.WorkloadRef, volumes []*volumesteps.Record)) {
-	for _, i := range m.all() {
-		i.View(func() {
-			if !i.rec.State.Ended() {
-				read(i.ref, i.rec.Volumes)
-			}
-		})
-	}
-}
-
 // eachRecord calls read for the volumes of each workload, under its lock.
 func (m *Manager) eachRecord(read func(ref claim.WorkloadRef, volumes []*volumesteps.Record)) error {
 	m.mu.Lock()
@@ -177,7 +165,7 @@ func (m *Manager) eachRecord(read func(ref claim.WorkloadRef, volumes []*volumes
 			})
 		})
 	}
-	for _, i := range m.all() {
+	for _, i := range m.known.all() {
 		i.View(func() { read(i.ref, i.rec.Volumes) })
 	}
 	return nil

@@ -34,9 +34,10 @@ type onNode struct {
 	users []string
 }
 
-// check refuses a start with which a driver would get more volumes on this node than it takes. Volumes count from their claim until it is freed, those that were claimed first before the
-// others: of several starts that want the last place, one gets it. Ephemeral volumes count from this check, in which
-// they get the number of their workload's run as their Index: those that have it come first, those that do not last.
+// check refuses a start with which a driver would get more volumes on this node than it takes. Volumes count from their
+// claim until it is freed, those that were claimed first before the others: of several starts that want the last place,
+// one gets it. Ephemeral volumes count from this check, in which they get the number of their workload's run as their
+// Index: those that have it come first, those that do not last.
 func (l *limits) check(ctx context.Context, set *Set, run uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
