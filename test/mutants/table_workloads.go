@@ -163,7 +163,7 @@ var workloads = []mutant{
 	{
 		name:    "interrupted-without-effect",
 		promise: "a step that another's error interrupts is undone, whatever that error says of its own step",
-		in:      "host/internal/workload", decl: "run.sideBySide",
+		in:      "host/internal/workload", decl: "sideBySide",
 		old: "interrupt(errAnotherStep)\n",
 		new: "interrupt(errors.Join(errAnotherStep, err))\n",
 		pkg: workloadPkg, run: "^TestARefusedStepInterruptsAnother$",
@@ -285,9 +285,9 @@ var workloads = []mutant{
 	},
 	{
 		name: "volumes-per-node-exceeded", promise: "a driver is never asked to take more volumes on a node than it takes",
-		in: "host/internal/workload/volumesteps", decl: "Claims.Claim",
-		old: "return number, c.limits.check(ctx, set, number)",
-		new: "return number, nil",
+		in: "host/internal/workload/volumesteps", decl: "Claims.Granted",
+		old: "return c.limits.check(ctx, set, started.Workload.CreateIndex)",
+		new: "return nil",
 		pkg: "./test/suite/e2e", run: "^TestVolumesPerNode$",
 	},
 	{

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/workload/devices"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/sdk/device"
 )
@@ -22,8 +23,13 @@ func (r *run) wantsDevices() bool { return len(r.rec.Spec.Devices) > 0 }
 func (r *run) reserve(ctx context.Context) error {
 	given := r.rec.Devices // only this goroutine writes it
 	if len(given) == 0 {
+		bounded, cancel := context.WithTimeout(ctx, r.m.limits.devices)
+		defer cancel()
 		var err error
-		if given, err = r.pickDevices(ctx); err != nil {
+		if given, err = r.m.Devices.Pick(bounded, r.ref, deviceRequests(r.rec.Spec)); err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
 			return step.NoEffect(err)
 		}
 		if err := r.Save(func() { r.rec.Devices = given }); err != nil {
@@ -36,23 +42,13 @@ func (r *run) reserve(ctx context.Context) error {
 		return err
 	})
 	if err == nil {
-		err = r.checkPlaces(reservation)
+		err = checkPlaces(r.rec.Spec.Volumes, reservation)
 	}
 	if err != nil {
 		return fmt.Errorf("the devices of %s: %w", r.instance, err)
 	}
 	r.Update(func() { r.rec.Reservation = reservation })
 	return nil
-}
-
-func (r *run) pickDevices(ctx context.Context) ([]devices.Given, error) {
-	bounded, cancel := context.WithTimeout(ctx, r.m.limits.devices)
-	defer cancel()
-	given, err := r.m.Devices.Pick(bounded, r.ref, deviceRequests(r.rec.Spec))
-	if err != nil && ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	return given, err
 }
 
 func deviceRequests(spec Spec) (out []devices.Request) {
@@ -63,7 +59,7 @@ func deviceRequests(spec Spec) (out []devices.Request) {
 }
 
 // checkPlaces refuses a reservation that mounts something at the destination of a volume.
-func (r *run) checkPlaces(reservation device.Reservation) error {
+func checkPlaces(volumes []specs.VolumeRequest, reservation device.Reservation) error {
 	var places []string
 	for _, m := range reservation.Mounts {
 		places = append(places, m.TaskPath)
@@ -72,7 +68,7 @@ func (r *run) checkPlaces(reservation device.Reservation) error {
 		places = append(places, d.TaskPath)
 	}
 	var errs []error
-	for _, v := range r.rec.Spec.Volumes {
+	for _, v := range volumes {
 		if slices.Contains(places, v.Destination) {
 			errs = append(errs, status.Errorf(codes.FailedPrecondition,
 				"volume %q has the destination %s, where a device plugin mounts something too", v.Name, v.Destination))

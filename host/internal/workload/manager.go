@@ -153,12 +153,6 @@ func (m *Manager) instance(rec record) *instance {
 	return i
 }
 
-// launch gives the instance its goroutine. m.mu is held.
-func (m *Manager) launch(i *instance) {
-	m.known.add(i)
-	m.live.Go(func() { (&run{m, i}).live(m.ctx) })
-}
-
 // Get reads one workload.
 func (m *Manager) Get(ref claim.WorkloadRef) (Workload, error) {
 	i, err := m.known.find(ref)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -91,15 +92,15 @@ func (r *run) observeNamespace(ctx context.Context) error {
 	return nil
 }
 
-// emptyNamespace kills all processes in a mount namespace and waits until they are gone. It looks
+// empty kills all processes in a mount namespace and waits until they are gone. It looks
 // again until it finds none: a process may fork while it is being killed.
-func (r *run) emptyNamespace(ctx context.Context, ns namespace) error {
+func (ns namespace) empty(ctx context.Context, grace time.Duration) error {
 	for look := true; look; {
 		look = false
 		for _, pid := range process.InMountNamespace(ns.Inode) {
-			was, err := r.killIn(ctx, ns, pid)
+			was, err := ns.kill(ctx, pid, grace)
 			if err != nil {
-				return fmt.Errorf("kill process %d of %s, which may hang in the kernel: %w", pid, r.instance, err)
+				return fmt.Errorf("kill process %d, which may hang in the kernel: %w", pid, err)
 			}
 			look = look || was
 		}
@@ -107,9 +108,9 @@ func (r *run) emptyNamespace(ctx context.Context, ns namespace) error {
 	return nil
 }
 
-// killIn kills a process, unless it is not in the namespace: the pid may be another process's by
+// kill kills a process, unless it is not in the namespace: the pid may be another process's by
 // now. It reports whether there was one in the namespace, which may have left children.
-func (r *run) killIn(ctx context.Context, ns namespace, pid int) (was bool, err error) {
+func (ns namespace) kill(ctx context.Context, pid int, grace time.Duration) (was bool, err error) {
 	p, err := process.Observe(pid) //nolint:contextcheck // it does not block
 	if err != nil {
 		if errors.Is(err, process.ErrGone) {
@@ -126,5 +127,5 @@ func (r *run) killIn(ctx context.Context, ns namespace, pid int) (was bool, err 
 	if now != ns {
 		return false, nil
 	}
-	return true, endProcess(ctx, p, unix.SIGKILL, r.m.limits.killGrace)
+	return true, endProcess(ctx, p, unix.SIGKILL, grace)
 }

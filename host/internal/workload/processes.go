@@ -203,8 +203,16 @@ func (r *run) endProcesses(ctx context.Context) error {
 	r.mu.Lock()
 	owner, p, ns := r.owner, r.process, r.rec.MountNS
 	r.mu.Unlock()
-	graceful, end := r.graceful(ctx)
-	defer end()
+	// Processes that may end by themselves get little time when the node is cut off.
+	graceful, cut := context.WithCancelCause(ctx)
+	defer cut(nil)
+	defer context.AfterFunc(r.cutOff, func() {
+		select {
+		case <-graceful.Done():
+		case <-time.After(r.m.limits.cutGrace):
+			cut(context.DeadlineExceeded)
+		}
+	})()
 	if p != nil {
 		err := endProcess(graceful, p, unix.SIGTERM, r.m.limits.stopGrace)
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -222,8 +230,8 @@ func (r *run) endProcesses(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.m.limits.killGrace)
 	defer cancel()
-	if err := r.emptyNamespace(ctx, *ns); err != nil {
-		return err
+	if err := ns.empty(ctx, r.m.limits.killGrace); err != nil {
+		return fmt.Errorf("end the processes of %s: %w", r.instance, err)
 	}
 	r.View(func() {
 		r.unpin() // an open namespace keeps its mounts
@@ -292,7 +300,11 @@ func (r *run) guardAgain(ctx context.Context) {
 	for logged := false; ; logged = true {
 		err := r.m.volumes.Protect(ctx, r.volumes)
 		if err == nil {
-			err = r.guardProcess(ctx)
+			var p *process.Process
+			r.View(func() { p = r.process })
+			if p != nil {
+				err = r.m.protectProcess(ctx, r.instance, p)
+			}
 		}
 		if err == nil {
 			return
@@ -305,15 +317,6 @@ func (r *run) guardAgain(ctx context.Context) {
 			return
 		}
 	}
-}
-
-func (r *run) guardProcess(ctx context.Context) error {
-	var p *process.Process
-	r.View(func() { p = r.process })
-	if p == nil {
-		return nil
-	}
-	return r.m.protectProcess(ctx, r.instance, p)
 }
 
 // protectProcess tells the fence of the process of a workload with claims.

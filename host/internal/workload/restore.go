@@ -49,7 +49,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	registered := false
 	for _, i := range restored {
 		registered = registered || len(i.services) > 0
-		m.launch(i)
+		m.live.Go(func() { (&run{m, i}).live(m.ctx) })
 	}
 	if registered {
 		m.Services.Changed()

@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/onbehalf"
 	"github.com/pannier/pannier/host/internal/workload/step"
@@ -45,7 +46,9 @@ func (r *run) live(ctx context.Context) {
 			r.m.log.Error("the journal cannot be written; the workload is released nevertheless", "workload", r.ref, "error",
 				err)
 		}
-		if r.failed() {
+		var failed bool
+		r.View(func() { failed = r.rec.Failed })
+		if failed {
 			r.event("failed", reason.Error())
 		}
 	}
@@ -72,14 +75,29 @@ func (r *run) bringUp(ctx context.Context) error {
 		}
 		return err
 	}
-	if !r.intact {
-		if err := r.forward(r.traced(onbehalf.With(stopping, r.caller))); err != nil {
-			if ctx.Err() != nil {
-				return errHostCloses
+	todo, starting := groups(), r.traced(onbehalf.With(stopping, r.caller))
+	if r.intact {
+		todo = nil
+	}
+	for _, group := range todo { // in the order of the table
+		err := sideBySide(starting, r.chains(group), func(ctx context.Context, c chain) error {
+			for _, a := range c.actions {
+				if !a.when(r, c.of) {
+					continue
+				}
+				if err := r.do(ctx, a, c.of); err != nil {
+					return err
+				}
 			}
-			if stopping.Err() != nil {
-				return fmt.Errorf("the start was given up: %w", context.Cause(stopping))
-			}
+			return nil
+		})
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return errHostCloses
+		case stopping.Err() != nil:
+			return fmt.Errorf("the start was given up: %w", context.Cause(stopping))
+		default:
 			return err
 		}
 	}
@@ -105,39 +123,23 @@ type chain struct {
 	actions []action
 }
 
-// forward does every action, in the order of the table.
-func (r *run) forward(ctx context.Context) error {
-	for _, group := range groups() {
-		if err := r.sideBySide(ctx, r.chains(group)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // errAnotherStep interrupts the steps beside one that failed. It has nothing of that one's error, which is not theirs
 // and may have had no effect.
 var errAnotherStep = errors.New("interrupted, since another step failed")
 
-// sideBySide does the actions of each chain, and waits for all chains. The first error interrupts the others.
-func (r *run) sideBySide(ctx context.Context, chains []chain) (first error) {
+// sideBySide calls do for each chain, and waits for all calls. The first error interrupts the others.
+func sideBySide(ctx context.Context, chains []chain, do func(ctx context.Context, c chain) error) (first error) {
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
 	var running sync.WaitGroup
 	var failed sync.Once
 	for _, c := range chains {
 		running.Go(func() {
-			for _, a := range c.actions {
-				if !a.when(r, c.of) {
-					continue
-				}
-				if err := r.do(ctx, a, c.of); err != nil {
-					failed.Do(func() {
-						first = err
-						interrupt(errAnotherStep)
-					})
-					return
-				}
+			if err := do(ctx, c); err != nil {
+				failed.Do(func() {
+					first = err
+					interrupt(errAnotherStep)
+				})
 			}
 		})
 	}
@@ -275,7 +277,10 @@ func (r *run) takeDown(ctx context.Context) {
 		if !wasForced && r.forced.Err() != nil {
 			continue
 		}
-		next := r.undoPause(pause.NextBackOff())
+		next := pause.NextBackOff()
+		if r.isCutOff() && r.inUse() { // little, while a node that was cut off has something mounted
+			next = min(next, r.m.limits.undo.Min)
+		}
 		r.waits(r.traced(ctx), err, next)
 		select {
 		case <-ctx.Done():
@@ -288,10 +293,19 @@ func (r *run) takeDown(ctx context.Context) {
 	}
 }
 
-// down is one attempt: first the processes of the workload, then its mounts, then its claims.
-// Without the ledger it goes as far as the mounts: a node that is cut off must be able to unmount
-// its volumes.
-func (r *run) down(ctx context.Context) error {
+// attempt makes one attempt to release the workload: first its processes, then its mounts, then its claims. Without the
+// ledger it goes as far as the mounts: a node that is cut off must be able to unmount its volumes. An attempt that is
+// not by force ends when an operator forces it.
+func (r *run) attempt(ctx context.Context) (err error) {
+	ctx, end := r.m.Traces.Begin(r.traced(ctx), "release", tracing.Workload.String(r.ref.String()),
+		tracing.Node.String(r.m.Node))
+	defer func() { end(err) }()
+	if r.forced.Err() == nil {
+		var cancel context.CancelCauseFunc
+		ctx, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(r.forced, func() { cancel(errForced) })() //nolint:contextcheck // the force, besides ctx
+	}
 	if err := r.endProcesses(ctx); err != nil {
 		return err
 	}
@@ -319,26 +333,21 @@ func (r *run) reportEnd(ctx context.Context) (outcome func() error) {
 	var report sync.WaitGroup
 	var err error
 	report.Go(func() {
-		err = r.endInLedger(ctx)
-		failpoint.Here("workload", "ended")
+		defer failpoint.Here("workload", "ended")
+		whole := subject{progress: r.rec.Steps}
+		if r.progress(awaitStep, whole) == "" && r.progress(claimStep, whole) == "" {
+			return // the ledger has no record of it
+		}
+		ctx, cancel := context.WithTimeout(ctx, r.m.limits.ledger)
+		defer cancel()
+		if _, err = cluster.Apply(ctx, r.m.Ledger, command.End(r.inLedger())); err != nil {
+			err = fmt.Errorf("mark %s as ended in the ledger: %w", r.instance, err)
+		}
 	})
 	return func() error {
 		report.Wait()
 		return err
 	}
-}
-
-func (r *run) endInLedger(ctx context.Context) error {
-	whole := subject{progress: r.rec.Steps}
-	if r.progress(awaitStep, whole) == "" && r.progress(claimStep, whole) == "" {
-		return nil // the ledger has no record of it
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.m.limits.ledger)
-	defer cancel()
-	if _, err := cluster.Apply(ctx, r.m.Ledger, command.End(r.inLedger())); err != nil {
-		return fmt.Errorf("mark %s as ended in the ledger: %w", r.instance, err)
-	}
-	return nil
 }
 
 // inLedger is the run as the ledger knows it.
@@ -371,11 +380,6 @@ func (r *run) eventWith(kind, message string, details map[string]string) {
 func (r *run) state() (s State) {
 	r.View(func() { s = r.rec.State })
 	return s
-}
-
-func (r *run) failed() (is bool) {
-	r.View(func() { is = r.rec.Failed })
-	return is
 }
 
 // set moves the workload to another state; reason is why it goes down.

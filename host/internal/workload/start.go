@@ -125,7 +125,8 @@ func (m *Manager) begin(spec Spec, opts Options, span trace.Span) (i *instance, 
 	i.caller.SetToken(opts.Token)
 	i.span = span
 	failpoint.Here("workload", "begun")
-	m.launch(i)
+	m.known.add(i)
+	m.live.Go(func() { (&run{m, i}).live(m.ctx) })
 	return i, 0, nil
 }
 

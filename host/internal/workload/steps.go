@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
@@ -141,7 +143,11 @@ func (r *run) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	number, err := r.m.volumes.Claims.Claim(ctx, r.volumes, r.inLedger(), want, tokens)
+	epoch := r.m.Lease.Epoch() // before: a claim that is granted now is not released later under it
+	started, err := cluster.Apply(ctx, r.m.Ledger, command.Start(r.inLedger(), want, tokens...))
+	if err != nil {
+		err = fmt.Errorf("claim its volumes on node %q: %w", r.m.Node, err)
+	}
 	if step.Refused(err) {
 		err = errors.Join(err, r.unmarkTokens(fresh))
 		if !r.m.RemoteLedger {
@@ -150,10 +156,11 @@ func (r *run) claim(ctx context.Context) error {
 		// An earlier copy of the command may be on its way. The undo ends the run in the ledger, which then refuses it.
 		return err
 	}
-	if number != 0 {
-		r.Update(func() { r.rec.Run = number })
+	if err != nil {
+		return err
 	}
-	return err
+	r.Update(func() { r.rec.Run = started.Workload.CreateIndex })
+	return r.m.volumes.Claims.Granted(ctx, r.volumes, started, epoch)
 }
 
 // markTokens gives the identify steps an intent before the ledger has their tokens: from then on

@@ -7,12 +7,10 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/system/tracing"
 )
 
 // Stop takes a workload down and returns when nothing is left of it. It continues when ctx ends;
@@ -53,20 +51,6 @@ func (m *Manager) Force(ref claim.WorkloadRef, by string) error {
 
 // errForced ends an attempt to release a workload: the next one is by force.
 var errForced = errors.New("an operator forces the release")
-
-// attempt makes one attempt to release the workload. One that is not by force ends when an operator forces it.
-func (r *run) attempt(ctx context.Context) (err error) {
-	ctx, end := r.m.Traces.Begin(r.traced(ctx), "release", tracing.Workload.String(r.ref.String()),
-		tracing.Node.String(r.m.Node))
-	defer func() { end(err) }()
-	if r.forced.Err() == nil {
-		var cancel context.CancelCauseFunc
-		ctx, cancel = context.WithCancelCause(ctx)
-		defer cancel(nil)
-		defer context.AfterFunc(r.forced, func() { cancel(errForced) })() //nolint:contextcheck // the force, besides ctx
-	}
-	return r.down(ctx)
-}
 
 // StopAll takes all workloads of this node down, side by side, and waits until they have ended, or
 // until ctx ends.
@@ -155,29 +139,6 @@ func (i *instance) lose(reason string) {
 }
 
 func (i *instance) isCutOff() bool { return i.cutOff.Err() != nil }
-
-// undoPause is the pause before the next attempt to undo: short while a node that was cut off has
-// something mounted.
-func (r *run) undoPause(pause time.Duration) time.Duration {
-	if r.isCutOff() && r.inUse() {
-		return min(pause, r.m.limits.undo.Min)
-	}
-	return pause
-}
-
-// graceful is a context for waits that let processes end by themselves: it times out soon after
-// the node was cut off.
-func (r *run) graceful(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(r.cutOff, func() {
-		select {
-		case <-ctx.Done():
-		case <-time.After(r.m.limits.cutGrace):
-			cancel(context.DeadlineExceeded)
-		}
-	})
-	return ctx, func() { stop(); cancel(nil) }
-}
 
 // inUse reports that a volume of the workload may be mounted.
 func (i *instance) inUse() (is bool) {

@@ -45,35 +45,17 @@ func (c *Claims) Want(ctx context.Context, set *Set) (want []claim.Claim, err er
 	return want, nil
 }
 
-// Claim takes all claims in one ledger command: all or none. The same command records the
-// tokens that Consul will be asked for. It returns the run's number in the ledger where the
-// ledger has accepted the command, also with an error.
-func (c *Claims) Claim(ctx context.Context, set *Set, run claim.Run, want []claim.Claim,
-	tokens []claim.Token,
-) (number uint64, err error) {
-	epoch := c.lease.Epoch() // before: a claim that is granted now is not released later under it
-	started, err := cluster.Apply(ctx, c.ledger, command.Start(run, want, tokens...))
-	if err != nil {
-		return 0, fmt.Errorf("claim its volumes on node %q: %w", c.node, err)
-	}
-	number = started.Workload.CreateIndex
-	if err := set.granted(started, epoch); err != nil {
-		return number, err
-	}
-	return number, c.limits.check(ctx, set, number)
-}
-
-// granted records what the ledger has granted. A start that continues after the host was away must
-// get the claims that it had: under other claims, what it has mounted is from a time when
-// another workload may have had the volume in between.
-func (set *Set) granted(started command.StartWorkloadResult, epoch uint64) error {
+// Granted records what the ledger has granted under the lease of an epoch. A start that continues after the host was
+// away must get the claims that it had: under other claims, what it has mounted is from a time when another workload
+// may have had the volume in between. It fails if a driver would get too many volumes.
+func (c *Claims) Granted(ctx context.Context, set *Set, started command.StartWorkloadResult, epoch uint64) error {
 	var absent, lost []claim.VolumeRef
 	set.Update(func() {
 		for _, v := range set.Volumes {
 			if v.Request.Ephemeral() {
 				continue
 			}
-			n := slices.IndexFunc(started.Claims, func(c claim.Claim) bool { return c.Volume == v.VolumeRef })
+			n := slices.IndexFunc(started.Claims, func(o claim.Claim) bool { return o.Volume == v.VolumeRef })
 			if n < 0 || n >= len(started.Volumes) {
 				absent = append(absent, v.VolumeRef)
 				continue
@@ -91,7 +73,7 @@ func (set *Set) granted(started command.StartWorkloadResult, epoch uint64) error
 	case len(lost) > 0:
 		return fmt.Errorf("the start of workload %q cannot continue: %w: those on %v", set.Ref(), ErrClaimsLost, lost)
 	}
-	return nil
+	return c.limits.check(ctx, set, started.Workload.CreateIndex)
 }
 
 // prepare fills in what a request leaves open, checks that the driver is there, and records all
