@@ -102,8 +102,8 @@ var workloads = []mutant{
 	{
 		name: "trace-lost-on-the-way", promise: "what a node asks the leader is in the trace of the call that it answers",
 		in: "host/internal/peer", decl: "Servers.Apply",
-		old: "			resp, err := to.Apply(ctx, ",
-		new: "			resp, err := to.Apply(s.identify(context.Background()), ",
+		old: "				resp, err = to.Apply(ctx, ",
+		new: "				resp, err = to.Apply(s.identify(context.Background()), ",
 		pkg: "./test/suite/cluster", run: "^TestTraces$",
 	},
 	{

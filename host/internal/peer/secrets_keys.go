@@ -12,7 +12,6 @@ import (
 	"github.com/pannier/pannier/cluster/secrets"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/peer/route"
-	"github.com/pannier/pannier/host/internal/system/pki"
 )
 
 // keysTimeout bounds a call to one server that is asked for keys, or given one.
@@ -72,11 +71,11 @@ func (s *Servers) callServer(ctx context.Context, m route.Member,
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
-	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)
+	to, err := s.client(m)
 	if err == nil {
-		err = received(fn(s.identify(ctx), peerv1.NewServersServiceClient(conn)))
+		err = fn(s.identify(ctx), to)
 	}
-	if err != nil {
+	if err = received(err); err != nil {
 		return fmt.Errorf("server %q: %w", m.Name, err)
 	}
 	return nil

@@ -106,19 +106,25 @@ func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err
 		return nil, err
 	}
 	var outcome []byte // of another server
-	err = s.do(ctx, applyTimeout, true,
-		func(ctx context.Context, l *Leader) (err error) {
-			result, err = l.Ledger.ApplyHere(ctx, c)
-			return err
+	err = s.Do(ctx, route.Call{
+		Timeout: applyTimeout,
+		Here: func(ctx context.Context) (err error) {
+			result, err = s.local.Load().Ledger.ApplyHere(ctx, c)
+			return answerHere(err, true)
 		},
-		func(ctx context.Context, to peerv1.ServersServiceClient) (err error) {
-			ctx, span := tracing.Span(ctx, "forward to the leader", tracing.Node.String(s.cfg.Name))
-			defer func() { tracing.End(span, err) }()
-			resp, err := to.Apply(ctx, &peerv1.ApplyRequest{Node: s.cfg.Name, Entry: entry})
-			onbehalf.From(ctx).Granted(resp.GetGrant())
-			outcome = resp.GetOutcome()
-			return err
-		})
+		There: func(ctx context.Context, m route.Member) error {
+			ctx, span := tracing.Span(s.identify(ctx), "forward to the leader", tracing.Node.String(s.cfg.Name))
+			to, err := s.client(m)
+			if err == nil {
+				var resp *peerv1.ApplyResponse
+				resp, err = to.Apply(ctx, &peerv1.ApplyRequest{Node: s.cfg.Name, Entry: entry})
+				onbehalf.From(ctx).Granted(resp.GetGrant())
+				outcome = resp.GetOutcome()
+			}
+			tracing.End(span, err)
+			return answerThere(err, true)
+		},
+	})
 	if err != nil || outcome == nil {
 		return result, err
 	}
@@ -132,51 +138,43 @@ func (s *Servers) Ask(ctx context.Context, q command.Query) (answer any, index u
 		return nil, 0, err
 	}
 	var encoded []byte // by another server
-	err = s.do(ctx, queryTimeout+q.Blocks().Wait, false,
-		func(ctx context.Context, l *Leader) (err error) {
-			answer, index, err = l.Ledger.AskHere(ctx, q)
+	err = s.Do(ctx, route.Call{
+		Timeout: queryTimeout + q.Blocks().Wait,
+		Here: func(ctx context.Context) (err error) {
+			answer, index, err = s.local.Load().Ledger.AskHere(ctx, q)
+			return answerHere(err, false)
+		},
+		There: func(ctx context.Context, m route.Member) (err error) {
+			encoded, err = s.query(ctx, m, query)
 			return err
 		},
-		func(ctx context.Context, to peerv1.ServersServiceClient) error {
-			resp, err := to.Query(ctx, &peerv1.QueryRequest{Node: s.cfg.Name, Query: query})
-			encoded = resp.GetAnswer()
-			return err
-		})
+	})
 	if err != nil || encoded == nil {
 		return answer, index, err
 	}
 	return command.DecodeAnswer(q, encoded)
 }
 
-// do makes one call on the leader: this server, or another one. changes says that it may have its effect even if no
-// answer arrives.
-func (s *Servers) do(ctx context.Context, timeout time.Duration, changes bool,
-	here func(ctx context.Context, l *Leader) error, there func(ctx context.Context,
-		to peerv1.ServersServiceClient) error,
-) error {
-	return s.Do(ctx, route.Call{
-		Timeout: timeout,
-		Here: func(ctx context.Context) error {
-			err := here(ctx, s.local.Load())
-			if deposed(err) {
-				return &route.NotLeader{Uncertain: changes && uncertain(err), Err: err}
-			}
-			return err
-		},
-		There: func(ctx context.Context, m route.Member) error { return s.call(ctx, m, changes, there) },
-	})
-}
-
-// call makes one call on a server. The error is its answer, or a *route.NotLeader.
-func (s *Servers) call(ctx context.Context, m route.Member, changes bool,
-	there func(ctx context.Context, to peerv1.ServersServiceClient) error,
-) error {
+// client makes calls to a server.
+func (s *Servers) client(m route.Member) (peerv1.ServersServiceClient, error) {
 	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)
 	if err != nil {
-		err = status.Error(codes.Unavailable, err.Error())
-	} else {
-		err = there(s.identify(ctx), peerv1.NewServersServiceClient(conn))
+		return nil, status.Error(codes.Unavailable, err.Error())
 	}
+	return peerv1.NewServersServiceClient(conn), nil
+}
+
+// answerHere is the error of a call on this agent's own server: its answer, or a *route.NotLeader. changes says that
+// the call may have its effect even if no answer arrives.
+func answerHere(err error, changes bool) error {
+	if deposed(err) {
+		return &route.NotLeader{Uncertain: changes && uncertain(err), Err: err}
+	}
+	return err
+}
+
+// answerThere is the error of a call on another server, as of answerHere.
+func answerThere(err error, changes bool) error {
 	if isAnswer(err) {
 		return received(err)
 	}
@@ -207,10 +205,19 @@ func (s *Servers) probe(ctx context.Context, m route.Member) error {
 	if err != nil {
 		return err
 	}
-	return s.call(ctx, m, false, func(ctx context.Context, to peerv1.ServersServiceClient) error {
-		_, err := to.Query(ctx, &peerv1.QueryRequest{Node: s.cfg.Name, Query: query})
-		return err
-	})
+	_, err = s.query(ctx, m, query)
+	return err
+}
+
+// query sends a query to a server. The error is its answer, or a *route.NotLeader.
+func (s *Servers) query(ctx context.Context, m route.Member, query []byte) (answer []byte, err error) {
+	to, err := s.client(m)
+	if err == nil {
+		var resp *peerv1.QueryResponse
+		resp, err = to.Query(s.identify(ctx), &peerv1.QueryRequest{Node: s.cfg.Name, Query: query})
+		answer = resp.GetAnswer()
+	}
+	return answer, answerThere(err, false)
 }
 
 // onLeader makes a call that may be repeated on the leader: this server, or another one. timeout bounds each attempt at
@@ -219,15 +226,20 @@ func onLeader[Q, A any](ctx context.Context, s *Servers, timeout time.Duration, 
 	here func(serversService, context.Context, Q) (A, error),
 	there func(peerv1.ServersServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (resp A, err error) {
-	err = s.do(ctx, timeout, false,
-		func(ctx context.Context, l *Leader) (err error) {
-			resp, err = here(serversService{leader: l}, ctx, req)
-			return err
+	err = s.Do(ctx, route.Call{
+		Timeout: timeout,
+		Here: func(ctx context.Context) (err error) {
+			resp, err = here(serversService{leader: s.local.Load()}, ctx, req)
+			return answerHere(err, false)
 		},
-		func(ctx context.Context, to peerv1.ServersServiceClient) (err error) {
-			resp, err = there(to, ctx, req)
-			return err
-		})
+		There: func(ctx context.Context, m route.Member) error {
+			to, err := s.client(m)
+			if err == nil {
+				resp, err = there(to, s.identify(ctx), req)
+			}
+			return answerThere(err, false)
+		},
+	})
 	return resp, err
 }
 

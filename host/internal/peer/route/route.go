@@ -149,8 +149,40 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 	var giveUp time.Time
 	tried := &attempts{why: map[string]error{}}
 	for {
-		if done, err := r.round(ctx, c, tried); done {
-			return err
+		// Each server is asked once, the most likely leader first.
+		queue := r.Servers()
+		if r.Leads() {
+			err := c.Here(ctx)
+			if !tried.note(r.cfg.Name, err) {
+				return err
+			}
+			queue = slices.Insert(queue, 0, find(queue, tried.last.Leader)...)
+		}
+		asked := map[string]bool{r.cfg.Name: true}
+		for len(queue) > 0 && ctx.Err() == nil {
+			m := queue[0]
+			queue = queue[1:]
+			if asked[m.Name] {
+				continue
+			}
+			asked[m.Name] = true
+			attempt, cancel := ctx, func() {}
+			if c.Timeout > 0 {
+				attempt, cancel = context.WithTimeout(ctx, c.Timeout)
+			}
+			err := c.There(attempt, m)
+			cancel()
+			if !tried.note(m.Name, err) {
+				r.setLeader(m)
+				return err
+			}
+			r.invalidateLeader(m.Name)
+			if c.Once {
+				break
+			}
+			if next := tried.last.Leader; !asked[next.Name] {
+				queue = slices.Insert(queue, 0, find(queue, next)...)
+			}
 		}
 		next := time.Now().Add(pause.NextBackOff())
 		if giveUp.IsZero() {
@@ -165,45 +197,6 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 		case <-time.After(time.Until(next)):
 		}
 	}
-}
-
-// round asks each server once, the most likely leader first. done reports that one has answered.
-func (r *Router) round(ctx context.Context, c Call, tried *attempts) (done bool, err error) {
-	queue := r.Servers()
-	if r.Leads() {
-		err := c.Here(ctx)
-		if !tried.note(r.cfg.Name, err) {
-			return true, err
-		}
-		queue = slices.Insert(queue, 0, find(queue, tried.last.Leader)...)
-	}
-	asked := map[string]bool{r.cfg.Name: true}
-	for len(queue) > 0 && ctx.Err() == nil {
-		m := queue[0]
-		queue = queue[1:]
-		if asked[m.Name] {
-			continue
-		}
-		asked[m.Name] = true
-		attempt, cancel := ctx, func() {}
-		if c.Timeout > 0 {
-			attempt, cancel = context.WithTimeout(ctx, c.Timeout)
-		}
-		err := c.There(attempt, m)
-		cancel()
-		if !tried.note(m.Name, err) {
-			r.setLeader(m)
-			return true, err
-		}
-		r.invalidateLeader(m.Name)
-		if c.Once {
-			break
-		}
-		if next := tried.last.Leader; !asked[next.Name] {
-			queue = slices.Insert(queue, 0, find(queue, next)...)
-		}
-	}
-	return false, nil
 }
 
 // find returns the server that another one considers the leader: a known one, or else at the address that was given
