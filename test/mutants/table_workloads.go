@@ -237,8 +237,8 @@ var workloads = []mutant{
 	{
 		name: "copies-elsewhere-ignored", promise: "a claim is not freed while a container still has the volume mounted",
 		in: "host/internal/workload/volumesteps", decl: "Steps.notHeld",
-		old: "		if h, err := s.holder(v); err != nil || h != nil {\n",
-		new: "		if h, err := s.holder(v); err != nil {\n",
+		old: "		case h != nil:\n",
+		new: "		case h != nil && ctx == nil:\n",
 		pkg: workloadPkg, run: "^TestStopWaitsForCopiesInOtherNamespaces$",
 	},
 	{

@@ -27,8 +27,20 @@ func (r *run) await(ctx context.Context) error {
 	if r.progress(awaitStep, subject{progress: r.rec.Steps}) == step.Done {
 		return nil
 	}
-	if err := r.declare(ctx); err != nil {
-		return err
+	// The ledger learns which workloads this one waits for. After a restart of the host that is retried for as long as the
+	// ledger cannot be reached.
+	for pause := r.m.limits.retry.Start(); ; {
+		_, err := cluster.Apply(ctx, r.m.Ledger, command.Await(r.inLedger(), r.rec.Spec.Awaited()))
+		if err == nil {
+			break
+		}
+		err = fmt.Errorf("record in the ledger which workloads %s waits for: %w", r.instance, err)
+		if step.Refused(err) {
+			return step.NoEffect(err)
+		}
+		if !r.resumed || step.Sleep(ctx, pause.NextBackOff()) != nil {
+			return err
+		}
 	}
 	err := r.Save(func() {
 		if r.rec.WaitsSince.IsZero() {
@@ -50,25 +62,6 @@ func (r *run) await(ctx context.Context) error {
 		all.Go(func() error { return r.awaitOne(ctx, ref, slices.Contains(r.rec.Spec.Replaces, ref)) })
 	}
 	return all.Wait()
-}
-
-// declare records in the ledger which workloads this one waits for. After a restart of the host
-// it retries for as long as the ledger cannot be reached.
-func (r *run) declare(ctx context.Context) error {
-	pause := r.m.limits.retry.Start()
-	for {
-		_, err := cluster.Apply(ctx, r.m.Ledger, command.Await(r.inLedger(), r.rec.Spec.Awaited()))
-		if err == nil {
-			return nil
-		}
-		err = fmt.Errorf("record in the ledger which workloads %s waits for: %w", r.instance, err)
-		if step.Refused(err) {
-			return step.NoEffect(err)
-		}
-		if !r.resumed || step.Sleep(ctx, pause.NextBackOff()) != nil {
-			return err
-		}
-	}
 }
 
 // awaitOne waits until nothing is left of another workload, and stops that one where this one

@@ -160,3 +160,13 @@ func (i *instance) stopReason() error {
 	defer i.mu.Unlock()
 	return errors.New(i.rec.Message)
 }
+
+// traceIn puts what is done for the workload from now on into the trace of a span.
+func (i *instance) traceIn(span trace.Span) { i.View(func() { i.span = span }) }
+
+// traced returns ctx in the trace of the call that the workload is started or stopped for.
+func (i *instance) traced(ctx context.Context) context.Context {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return trace.ContextWithSpan(ctx, i.span)
+}

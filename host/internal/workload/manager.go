@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
@@ -47,7 +48,7 @@ type Manager struct {
 	Layout mounts.Layout
 
 	// Metrics are how long the steps take, Registered what Consul is to have of the workloads' services.
-	Metrics    stepMetrics
+	Metrics    *prometheus.HistogramVec
 	Registered *Registered
 	Reconciler *Reconciler
 	Repairs    *Repairs
@@ -112,7 +113,11 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 		bootID: process.BootID(), limits: defaultLimits,
 		reconciled: make(chan struct{}),
 		known:      &table{node: node, workloads: map[claim.WorkloadRef]*instance{}},
-		Metrics:    newStepMetrics(),
+		Metrics: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "pannier_workload_step_duration_seconds",
+			Help:    "Duration of the steps of workloads' starts (do) and stops (undo) on this node; result is ok or error.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 120},
+		}, []string{"step", "direction", "result"}),
 		services: &servicesteps.Steps{
 			Node: node, Datacenter: deps.Datacenter, Tokens: deps.Tokens, Services: deps.Services, SecretsDir: deps.SecretsDir,
 			IdentityTimeout: deps.IdentityTimeout, Events: deps.Events, Log: log, Limits: servicesteps.DefaultLimits,

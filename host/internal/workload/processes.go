@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/internal/procfs"
 )
@@ -45,7 +46,9 @@ func (m *Manager) Running(ref claim.WorkloadRef, pid, caller int) error {
 	if err := i.ran(p); err != nil {
 		return errors.Join(err, m.releaseProcess(m.ctx, i, p.Ref()))
 	}
-	if i.checksProcess() {
+	checked := false
+	i.eachRegistered(func(s *servicesteps.Service) { checked = checked || checksProcess(s.Registered) })
+	if checked {
 		m.Services.Changed() // the health of its services changes now
 	}
 	return nil
@@ -88,18 +91,6 @@ func (i *instance) mayName(pid, caller int) error {
 			ErrNotOwner, pid, owner)
 	}
 	return err
-}
-
-// observe opens the processes whose end releases the workload. A process that has ended already
-// stops the workload.
-func (r *run) observe(ctx context.Context) (err error) {
-	if r.owner, err = r.findProcess(ctx, "owner", r.rec.Owner); err != nil {
-		return err
-	}
-	if r.process, err = r.findProcess(ctx, "process", r.rec.Process); err != nil {
-		return err
-	}
-	return r.observeNamespace(ctx)
 }
 
 // findProcess opens a process that an earlier process of the host observed; nil: there is none.

@@ -146,20 +146,6 @@ func (r *Reconciler) endUnknown(ctx context.Context, standing []claim.Workload) 
 	return nil
 }
 
-// awaitReconciled waits until the claims of a workload that an earlier process of the host began
-// were compared with the ledger.
-func (i *instance) awaitReconciled(ctx context.Context) error {
-	if i.reconciled == nil {
-		return nil
-	}
-	select {
-	case <-i.reconciled:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // shownState is the state as it is shown. mu is held.
 func (i *instance) shownState() State {
 	up := i.rec.State == Starting || i.rec.State == Running

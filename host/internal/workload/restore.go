@@ -126,7 +126,14 @@ func (m *Manager) restore(ctx context.Context, rec *record) (*instance, error) {
 		return i, nil
 	}
 	r := &run{m, i}
-	if err := r.observe(ctx); err != nil {
+	var err error
+	if i.owner, err = r.findProcess(ctx, "owner", i.rec.Owner); err == nil {
+		i.process, err = r.findProcess(ctx, "process", i.rec.Process)
+	}
+	if err == nil {
+		err = r.observeNamespace(ctx)
+	}
+	if err != nil {
 		return i, fmt.Errorf("restore %s: %w", i, err)
 	}
 	if rec.State == Running {

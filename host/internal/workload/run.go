@@ -69,11 +69,15 @@ func (r *run) bringUp(ctx context.Context) error {
 		return r.stopReason() // before any other action
 	default:
 	}
-	if err := r.awaitReconciled(stopping); err != nil {
-		if ctx.Err() != nil {
-			return errHostCloses
+	if r.reconciled != nil {
+		select {
+		case <-r.reconciled:
+		case <-stopping.Done():
+			if ctx.Err() != nil {
+				return errHostCloses
+			}
+			return context.Cause(stopping)
 		}
-		return err
 	}
 	todo, starting := groups(), r.traced(onbehalf.With(stopping, r.caller))
 	if r.intact {

@@ -122,12 +122,6 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// checksProcess reports that a registered service has a check of the workload's process.
-func (i *instance) checksProcess() (is bool) {
-	i.eachRegistered(func(s *servicesteps.Service) { is = is || checksProcess(s.Registered) })
-	return is
-}
-
 // InspectTokens asks Consul about the tokens of a workload's services, at the same time.
 func (m *Manager) InspectTokens(ctx context.Context, ref claim.WorkloadRef) ([]servicesteps.Inspection, error) {
 	i, err := m.known.find(ref)

@@ -66,7 +66,8 @@ func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload,
 		w, err := m.follow(ctx, i, opts.Progress, func(s State, waits bool) bool {
 			answered, err := i.revised(asked)
 			unregistered = err
-			return startDecided(s, waits) && (s != Running || answered)
+			// It runs, or the start was undone, or the undo has to wait.
+			return s == Running && answered || s.Ended() || s == Stopping && waits
 		})
 		if err == nil {
 			err = i.startError(w)
@@ -76,12 +77,6 @@ func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload,
 		}
 		return w, err
 	}
-}
-
-// startDecided reports that a start has an outcome: the workload runs, or the start was undone, or
-// the undo has to wait.
-func startDecided(s State, waits bool) bool {
-	return s == Running || s.Ended() || s == Stopping && waits
 }
 
 // errReleasing: an earlier run of the workload is being stopped, and not released yet.

@@ -1,12 +1,15 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
 	"maps"
 	"slices"
 	"time"
+
+	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -47,7 +50,18 @@ const (
 // beginStep notes that a step has begun, also in the trace, and returns its context and the function that ends it.
 func (r *run) beginStep(ctx context.Context, name string, of subject, undo bool,
 ) (_ context.Context, end func(state StepState, err error)) {
-	ctx, span := r.beginSpan(ctx, name, of, undo)
+	direction, what := "do", "step "
+	if undo {
+		direction, what = "undo", "undo "
+	}
+	attributes := []attribute.KeyValue{tracing.Workload.String(r.ref.String())}
+	switch of.scope {
+	case eachVolume:
+		attributes = append(attributes, tracing.Volume.String(cmp.Or(of.volume.Request.Source, of.name)))
+	case eachService:
+		attributes = append(attributes, tracing.Service.String(of.name))
+	}
+	ctx, span := tracing.Span(ctx, what+name, attributes...)
 	at := time.Now()
 	begun := Step{Name: name, Undo: undo}
 	of.label(&begun)
@@ -72,7 +86,11 @@ func (r *run) beginStep(ctx context.Context, name string, of subject, undo bool,
 	})
 	return ctx, func(state StepState, err error) {
 		tracing.End(span, err)
-		r.m.Metrics.observe(name, undo, err, time.Since(at))
+		result := "ok"
+		if err != nil {
+			result = "error"
+		}
+		r.m.Metrics.WithLabelValues(name, direction, result).Observe(time.Since(at).Seconds())
 		set(func(s *Step) {
 			s.State, s.Took, s.Error, s.Note = state, time.Since(at), "", ""
 			if err != nil {

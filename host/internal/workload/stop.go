@@ -112,7 +112,9 @@ func (m *Manager) LoseLease(ctx context.Context, reason string) error {
 	all := m.known.all()
 	errs := make([]error, len(all))
 	for n, i := range all {
-		if !i.mayHaveClaims() {
+		may := false // one that still waits for others has no claims, and gets none without a lease
+		i.View(func() { may = i.volumes.HasClaims() && i.rec.Steps[claimStep] != "" })
+		if !may {
 			continue
 		}
 		i.lose(reason)
@@ -122,14 +124,6 @@ func (m *Manager) LoseLease(ctx context.Context, reason string) error {
 	}
 	stops.Wait()
 	return errors.Join(errs...)
-}
-
-// mayHaveClaims reports that the workload has claims, or may have. One that still waits for others
-// has none, and gets none without a lease.
-func (i *instance) mayHaveClaims() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.volumes.HasClaims() && i.rec.Steps[claimStep] != ""
 }
 
 // lose asks for a stop that ends the workload as failed.

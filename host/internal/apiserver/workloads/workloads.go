@@ -101,30 +101,15 @@ func (h *Handler) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRe
 		}
 		opts.MountedAt = at
 	}
-	return follow(ctx, h, stream, func(step *hostv1.Step, w *hostv1.Workload) *hostv1.StartWorkloadResponse {
-		if w != nil {
-			return &hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: w}}
-		}
-		return &hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Step{Step: step}}
-	}, func(ctx context.Context, progress func(workload.Step)) (workload.Workload, error) {
-		opts.Progress = progress
-		return h.Workloads.Start(ctx, spec, opts)
-	})
-}
-
-// follow sends the steps of what is done with a workload, and then the workload. If the caller disconnects the wait
-// ends, not what is done.
-func follow[M any](ctx context.Context, h *Handler, stream *connect.ServerStream[M],
-	message func(*hostv1.Step, *hostv1.Workload) *M,
-	do func(ctx context.Context, progress func(workload.Step)) (workload.Workload, error),
-) error {
-	ctx, leave := context.WithCancelCause(ctx)
+	ctx, leave := context.WithCancelCause(ctx) // if the caller disconnects the wait ends, not what is done
 	defer leave(nil)
-	w, err := do(ctx, func(step workload.Step) {
-		if err := stream.Send(message(shownStep(step), nil)); err != nil {
+	opts.Progress = func(step workload.Step) {
+		event := &hostv1.StartWorkloadResponse_Step{Step: shownStep(step)}
+		if err := stream.Send(&hostv1.StartWorkloadResponse{Event: event}); err != nil {
 			leave(err)
 		}
-	})
+	}
+	w, err := h.Workloads.Start(ctx, spec, opts)
 	if err != nil {
 		return err
 	}
@@ -132,7 +117,7 @@ func follow[M any](ctx context.Context, h *Handler, stream *connect.ServerStream
 	if err != nil {
 		return err
 	}
-	return stream.Send(message(nil, shown))
+	return stream.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: shown}})
 }
 
 // CheckWorkload says what StartWorkload would do on this node.
@@ -177,14 +162,22 @@ func (h *Handler) StopWorkload(ctx context.Context, req *hostv1.StopWorkloadRequ
 			return err
 		}
 	}
-	return follow(ctx, h, stream, func(step *hostv1.Step, w *hostv1.Workload) *hostv1.StopWorkloadResponse {
-		if w != nil {
-			return &hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: w}}
+	ctx, leave := context.WithCancelCause(ctx) // if the caller disconnects the wait ends, not what is done
+	defer leave(nil)
+	w, err := h.Workloads.Stop(ctx, ref, "stopped by "+by, func(step workload.Step) {
+		event := &hostv1.StopWorkloadResponse_Step{Step: shownStep(step)}
+		if err := stream.Send(&hostv1.StopWorkloadResponse{Event: event}); err != nil {
+			leave(err)
 		}
-		return &hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Step{Step: step}}
-	}, func(ctx context.Context, progress func(workload.Step)) (workload.Workload, error) {
-		return h.Workloads.Stop(ctx, ref, "stopped by "+by, progress)
 	})
+	if err != nil {
+		return err
+	}
+	shown, err := h.Shown(w)
+	if err != nil {
+		return err
+	}
+	return stream.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: shown}})
 }
 
 // RunningWorkload records which process is the workload.

@@ -225,31 +225,22 @@ func (s *Steps) Release(ctx context.Context, set *Set) error {
 	}
 	left = append(left, stay...)
 	clean = slices.DeleteFunc(clean, func(c claim.Claim) bool { return slices.Contains(stay, c.Volume) })
-	freed := s.Claims.free(ctx, set, clean, len(left) == 0)
-	if len(left) > 0 && freed == nil {
-		freed = fmt.Errorf("workload %q keeps %v until their mounts are gone", set.Ref(), left)
+	if len(clean) > 0 {
+		if freed := cluster.NodeDetached(ctx, s.Ledger, clean); freed != nil {
+			return errors.Join(err, fmt.Errorf("release the claims of workload %q: %w", set.Ref(), freed))
+		}
 	}
-	if err = errors.Join(err, freed); err != nil {
+	if len(left) > 0 {
+		return errors.Join(err, fmt.Errorf("workload %q keeps %v until their mounts are gone", set.Ref(), left))
+	}
+	if freed := cluster.AwaitFreed(ctx, s.Ledger, set.Ref(), clean); freed != nil {
+		err = errors.Join(err, fmt.Errorf("wait until the claims of workload %q are freed: %w", set.Ref(), freed))
+	}
+	if err != nil {
 		return err
 	}
 	_, err = s.stillMounted(ctx, set, nil)
 	return err
-}
-
-// free releases claims of volumes that are unmounted; if wait is set it waits until the leader has freed them.
-func (c *Claims) free(ctx context.Context, set *Set, clean []claim.Claim, wait bool) error {
-	if len(clean) > 0 {
-		if err := cluster.NodeDetached(ctx, c.ledger, clean); err != nil {
-			return fmt.Errorf("release the claims of workload %q: %w", set.Ref(), err)
-		}
-	}
-	if !wait {
-		return nil
-	}
-	if err := cluster.AwaitFreed(ctx, c.ledger, set.Ref(), clean); err != nil {
-		return fmt.Errorf("wait until the claims of workload %q are freed: %w", set.Ref(), err)
-	}
-	return nil
 }
 
 // releasable returns the claims of those volumes of which nothing is left on this node, and the

@@ -247,21 +247,20 @@ func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
 // notHeld fails while another process or container holds the volume.
 func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
 	return retryFor(ctx, heldWait, func() error {
-		if h, err := s.holder(v); err != nil || h != nil {
-			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, heldError(h, err))
+		h, err := s.holder(v)
+		switch {
+		case err != nil:
+			err = fmt.Errorf("look for processes and containers that use it: %w", err)
+		case h != nil:
+			err = &InUse{h.Stop(), fmt.Errorf("it is still in use by %s: stop that, and the release continues", h)}
+		default:
+			err = s.paths.notDetached(v)
 		}
-		if err := s.paths.notDetached(v); err != nil {
-			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
+		if err != nil {
+			err = fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
 		}
-		return nil
+		return err
 	})
-}
-
-func heldError(h *mountuse.Holder, err error) error {
-	if err != nil {
-		return fmt.Errorf("look for processes and containers that use it: %w", err)
-	}
-	return &InUse{h.Stop(), fmt.Errorf("it is still in use by %s: stop that, and the release continues", h)}
 }
 
 // holder returns a holder that this request has to wait for; nil: none. A holder's mount does not

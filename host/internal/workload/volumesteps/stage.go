@@ -27,7 +27,10 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 		return err
 	}
 	defer unlock()
-	before, err := s.findStaging(v)
+	before, path, err := s.stagingOf(v)
+	if err == nil && v.Staging != path {
+		err = v.set.Save(func() { v.Staging = path }) // before anything is there
+	}
 	if err != nil {
 		return err
 	}
@@ -50,7 +53,15 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 	if err != nil {
 		return err
 	}
-	if err := s.makeStaging(v, before == nil); err != nil {
+	err = s.Layout.Make(v.Staging)
+	if err != nil {
+		err = fmt.Errorf("make the staging directory of volume %q: %w", v.VolumeRef, err)
+	} else if before == nil { // else the files may be those of a driver that mounts nothing when it stages
+		if err = s.Layout.CheckEmpty(v.Staging); err != nil {
+			err = inTheWay("stage", v, err)
+		}
+	}
+	if err != nil {
 		if before != nil {
 			return err // there is something to undo
 		}
@@ -65,34 +76,6 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 		u.Mounted, u.Done = mounted, true
 	}
 	return errors.Join(err, s.stagings.save(key, u))
-}
-
-// makeStaging makes the directory. Without a first stage its files may be those of a driver that mounts nothing when it
-// stages.
-func (s *Steps) makeStaging(v *Volume, first bool) error {
-	if err := s.Layout.Make(v.Staging); err != nil {
-		return fmt.Errorf("make the staging directory of volume %q: %w", v.VolumeRef, err)
-	}
-	if !first {
-		return nil
-	}
-	if err := s.Layout.CheckEmpty(v.Staging); err != nil {
-		return inTheWay("stage", v, err)
-	}
-	return nil
-}
-
-// findStaging returns the users of the volume's staging mount on this node, and gives v its path.
-func (s *Steps) findStaging(v *Volume) (*users, error) {
-	u, path, err := s.stagingOf(v)
-	if err != nil {
-		return nil, err
-	}
-	if v.Staging != path {
-		// In the journal before anything is there.
-		err = v.set.Save(func() { v.Staging = path })
-	}
-	return u, err
 }
 
 // stagingOf returns the users of the volume's staging mount on this node, whichever usage the first of them had, and

@@ -1,6 +1,7 @@
 package volumesteps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -152,7 +153,7 @@ func (c *driverCalls) settled(v *Volume, u *unanswered) error {
 	if u == nil || u.gone() {
 		return nil
 	}
-	left := u.Since.Add(c.settleTime(v)).Sub(boottime.Now())
+	left := u.Since.Add(cmp.Or(c.spec(v).SettleTime, drivers.DefaultSettleTime)).Sub(boottime.Now())
 	if left <= 0 {
 		return nil
 	}
@@ -162,13 +163,6 @@ func (c *driverCalls) settled(v *Volume, u *unanswered) error {
 	}
 	return fmt.Errorf("driver %q never answered a call to %s volume %q for workload %q, and may mount it yet: %s "+
 		"for another %s (settle_time of the driver)%s", v.PluginID, u.Call, v.VolumeRef, v.workload, v.kept(), left.Round(time.Second), or)
-}
-
-func (c *driverCalls) settleTime(v *Volume) time.Duration {
-	if long := c.spec(v).SettleTime; long > 0 {
-		return long
-	}
-	return drivers.DefaultSettleTime
 }
 
 // gone reports that the driver's process has ended, with everything that it has started in its session.

@@ -37,8 +37,32 @@ var errLost = errors.New("the request came without its body, as Docker repeats o
 // handler serves the protocol.
 func (s *service) handler() http.Handler {
 	mux := http.NewServeMux()
+	// serve reads a request, whole: only then does net/http notice that the caller is gone. Connections are not kept:
+	// Docker would send a request again, without its body, if a process closed the connection that it came on.
 	serve := func(path string, call func(ctx context.Context, r request) (any, error)) {
-		mux.HandleFunc("POST /"+path, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, call) })
+		mux.HandleFunc("POST /"+path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Connection", "close")
+			w.Header().Set("Content-Type", contentType)
+			var req request
+			body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+			if err == nil && len(body) > 0 {
+				if err = json.Unmarshal(body, &req); err != nil {
+					err = fmt.Errorf("read the request: %w", err)
+				}
+			}
+			var res any
+			if err == nil {
+				res, err = call(r.Context(), req)
+			}
+			if err != nil {
+				if !errors.Is(err, errNoVolume) { // how Docker asks whether a volume exists
+					s.log.Warn("a call failed", "call", r.URL.Path, "volume", req.Name, "error", err)
+				}
+				w.WriteHeader(http.StatusInternalServerError)
+				res = answer{Err: text(err)}
+			}
+			_ = json.NewEncoder(w).Encode(res) // fails only if the caller is gone
+		})
 	}
 	// named is for calls about a volume.
 	named := func(path string, call func(ctx context.Context, r request) (any, error)) {
@@ -82,32 +106,6 @@ func (s *service) handler() http.Handler {
 		return answer{Mountpoint: path}, err
 	})
 	return mux
-}
-
-// serve reads a request, whole: only then does net/http notice that the caller is gone. Connections are not kept:
-// Docker would send a request again, without its body, if a process closed the connection that it came on.
-func (s *service) serve(w http.ResponseWriter, r *http.Request, call func(context.Context, request) (any, error)) {
-	w.Header().Set("Connection", "close")
-	w.Header().Set("Content-Type", contentType)
-	var req request
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err == nil && len(body) > 0 {
-		if err = json.Unmarshal(body, &req); err != nil {
-			err = fmt.Errorf("read the request: %w", err)
-		}
-	}
-	var res any
-	if err == nil {
-		res, err = call(r.Context(), req)
-	}
-	if err != nil {
-		if !errors.Is(err, errNoVolume) { // how Docker asks whether a volume exists
-			s.log.Warn("a call failed", "call", r.URL.Path, "volume", req.Name, "error", err)
-		}
-		w.WriteHeader(http.StatusInternalServerError)
-		res = answer{Err: text(err)}
-	}
-	_ = json.NewEncoder(w).Encode(res) // fails only if the caller is gone
 }
 
 // text is an error without the names of the API's codes.

@@ -72,8 +72,20 @@ func (w *work) start(ctx context.Context, name string, r record, timeout time.Du
 	waiting, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for refusals := 0; ; {
-		path, err := w.try(waiting, spec)
+		path := ""
+		stream, err := w.api.Workloads.StartWorkload(waiting, &hostv1.StartWorkloadRequest{Spec: spec})
+		if err == nil {
+			for stream.Receive() {
+				for _, m := range stream.Msg().GetWorkload().GetMounts() {
+					path = m.GetHostPath()
+				}
+			}
+			err = stream.Err()
+			stream.Close()
+		}
 		switch {
+		case err == nil && path == "":
+			return "", fmt.Errorf("workload %q was started without a mount", id)
 		case err == nil:
 			return path, nil
 		case connect.CodeOf(err) == connect.CodeFailedPrecondition:
@@ -109,27 +121,6 @@ func temporary(err error) bool {
 	default:
 		return false
 	}
-}
-
-// try starts the workload once.
-func (w *work) try(ctx context.Context, spec *hostv1.WorkloadSpec) (path string, err error) {
-	stream, err := w.api.Workloads.StartWorkload(ctx, &hostv1.StartWorkloadRequest{Spec: spec})
-	if err != nil {
-		return "", err
-	}
-	defer stream.Close()
-	for stream.Receive() {
-		for _, m := range stream.Msg().GetWorkload().GetMounts() {
-			path = m.GetHostPath()
-		}
-	}
-	if err := stream.Err(); err != nil {
-		return "", err
-	}
-	if path == "" {
-		return "", fmt.Errorf("workload %q was started without a mount", spec.GetId())
-	}
-	return path, nil
 }
 
 // awaitChange waits until the claims of a volume change, if others than the workload have one, or its earlier run.
