@@ -277,7 +277,8 @@ func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
 // serveCredentials gives units the secrets of their workloads.
 func (a *agent) serveCredentials(ctx context.Context) error {
 	s, err := credentials.Serve(ctx, credentials.Config{
-		Path: a.cfg.CredentialsSocket(), Sockets: a.sockets, Find: a.workloads.Registered.Credential, Log: a.log.Named("credentials"),
+		Path: a.cfg.CredentialsSocket(), Sockets: a.sockets, Find: a.workloads.Registered.Credential,
+		Log: a.log.Named("credentials"),
 	})
 	if err == nil {
 		a.closers.add(s.Close)

@@ -3,7 +3,8 @@
 // steps.go has the table of reversible actions. volumesteps and servicesteps say what an action of a
 // volume or a service does; this package is the engine: run.go does the actions of the table and
 // writes each intent and each result to the journal, restore.go continues from there after a restart
-// of the host, and reconcile.go compares the journal with the ledger.
+// of the host, and reconcile.go compares the journal with the ledger. table.go has the workloads, and
+// repairs.go unmounts what none of them explains.
 //
 // What must stay true:
 //

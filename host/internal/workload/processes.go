@@ -197,7 +197,7 @@ func (r *run) endProcesses(ctx context.Context) error {
 	// Processes that may end by themselves get little time when the node is cut off.
 	graceful, cut := context.WithCancelCause(ctx)
 	defer cut(nil)
-	defer context.AfterFunc(r.cutOff, func() {
+	defer context.AfterFunc(r.cutOff, func() { //nolint:contextcheck // the cut, besides ctx
 		select {
 		case <-graceful.Done():
 		case <-time.After(r.m.limits.cutGrace):

@@ -188,9 +188,9 @@ func (r *run) revise(ctx context.Context) error {
 	todo := slices.DeleteFunc(slices.Clone(r.services), func(s *servicesteps.Service) bool { return !outdated(s) })
 	r.mu.Unlock()
 	var registered atomic.Bool
-	var sideBySide errgroup.Group
+	var all errgroup.Group
 	for _, s := range todo {
-		sideBySide.Go(func() error {
+		all.Go(func() error {
 			again, err := r.reviseService(ctx, s)
 			if again {
 				registered.Store(true)
@@ -201,7 +201,7 @@ func (r *run) revise(ctx context.Context) error {
 			return err
 		})
 	}
-	err := sideBySide.Wait()
+	err := all.Wait()
 	if ctx.Err() == nil { // otherwise it is being taken down
 		r.Update(func() { r.revision.answered, r.revision.err = asked, err })
 	}

@@ -30,7 +30,9 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	}
 	calling, cancel := v.calling(ctx)
 	defer cancel()
-	err := s.paths.unmount(v.VolumeRef, m.Path, m.ours, func() error { return s.Calls.call(calling, m.verb, v, 0, m.call) })
+	err := s.paths.unmount(v.VolumeRef, m.Path, m.ours, func() error {
+		return s.Calls.call(calling, m.verb, v, 0, m.call)
+	})
 	if err = s.byForce(ctx, v, m.Path, m.was, err); err != nil {
 		return err
 	}

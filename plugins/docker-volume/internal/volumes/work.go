@@ -81,7 +81,7 @@ func (w *work) start(ctx context.Context, name string, r record, timeout time.Du
 				}
 			}
 			err = stream.Err()
-			stream.Close()
+			_ = stream.Close()
 		}
 		switch {
 		case err == nil && path == "":
