@@ -103,7 +103,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 
 // decide applies a command without regard to its key.
 func (tx *writeTx) decide(c command.Command) (any, error) {
-	result, err := command.Apply(tx, c)
+	result, err := command.Apply(applier{tx, volumeWrites{tx}, nodeWrites{tx}, settingWrites{tx}, aclWrites{tx}}, c)
 	if errors.Is(err, command.ErrUnknownCommand) {
 		return nil, fault("%w", err)
 	}

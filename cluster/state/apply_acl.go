@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (zero acl.Token, _ error) {
+func (tx aclWrites) BootstrapACL(c *command.BootstrapACL) (zero acl.Token, _ error) {
 	standing, found, err := tx.ACLBootstrap()
 	if err != nil {
 		return zero, err
@@ -36,11 +36,11 @@ func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (zero acl.Token, _ erro
 		return zero, err
 	}
 	tx.touch(TopicACL)
-	return next, write(tx, aclBootstrap,
+	return next, write(tx.writeTx, aclBootstrap,
 		&acl.Bootstrap{ResetIndex: tx.index, At: c.At}, nil, nil)
 }
 
-func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) ([]acl.Policy, error) {
+func (tx aclWrites) PutACLPolicies(c *command.PutACLPolicies) ([]acl.Policy, error) {
 	if err := checkCount("ACL policies to put", "items", len(c.Policies), command.MaxPolicies); err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) ([]acl.Policy, erro
 		if err := errors.Join(next.Validate(), once(seen, "ACL policies", next.Name)); err != nil {
 			return nil, err
 		}
-		old, found, err := read[acl.Policy](&tx.ReadTx, policyKey(next.Name))
+		old, found, err := read[acl.Policy](tx.reader, policyKey(next.Name))
 		if err != nil {
 			return nil, err
 		}
@@ -61,7 +61,7 @@ func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) ([]acl.Policy, erro
 		result[i] = next
 	}
 	for i := range result {
-		if err := write(tx, policyKey(result[i].Name), &result[i], nil, nil); err != nil {
+		if err := write(tx.writeTx, policyKey(result[i].Name), &result[i], nil, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -69,12 +69,11 @@ func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) ([]acl.Policy, erro
 	return result, nil
 }
 
-func (tx *writeTx) DeleteACLPolicies(c *command.DeleteACLPolicies) ([]string, error) {
-	deleted, err := deleteNamed[acl.Policy](tx, "policies to delete", c.Names, policyKey)
-	return deleted, err
+func (tx aclWrites) DeleteACLPolicies(c *command.DeleteACLPolicies) ([]string, error) {
+	return deleteNamed[acl.Policy](tx.writeTx, "policies to delete", c.Names, policyKey)
 }
 
-func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) ([]acl.Role, error) {
+func (tx aclWrites) PutACLRoles(c *command.PutACLRoles) ([]acl.Role, error) {
 	if err := checkCount("ACL roles to put", "items", len(c.Roles), command.MaxItems); err != nil {
 		return nil, err
 	}
@@ -84,10 +83,10 @@ func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) ([]acl.Role, error) {
 		if err := errors.Join(next.Validate(), once(seen, "ACL roles", next.Name)); err != nil {
 			return nil, err
 		}
-		if err := tx.checkPolicies(fmt.Sprintf("ACL role %q", next.Name), next.Policies); err != nil {
+		if err := checkExist(fmt.Sprintf("ACL role %q", next.Name), next.Policies, tx.ACLPolicy); err != nil {
 			return nil, err
 		}
-		old, found, err := read[acl.Role](&tx.ReadTx, roleKey(next.Name))
+		old, found, err := read[acl.Role](tx.reader, roleKey(next.Name))
 		if err != nil {
 			return nil, err
 		}
@@ -98,7 +97,7 @@ func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) ([]acl.Role, error) {
 		result[i] = next
 	}
 	for i := range result {
-		if err := write(tx, roleKey(result[i].Name), &result[i], nil, nil); err != nil {
+		if err := write(tx.writeTx, roleKey(result[i].Name), &result[i], nil, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -106,9 +105,8 @@ func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) ([]acl.Role, error) {
 	return result, nil
 }
 
-func (tx *writeTx) DeleteACLRoles(c *command.DeleteACLRoles) ([]string, error) {
-	deleted, err := deleteNamed[acl.Role](tx, "roles to delete", c.Names, roleKey)
-	return deleted, err
+func (tx aclWrites) DeleteACLRoles(c *command.DeleteACLRoles) ([]string, error) {
+	return deleteNamed[acl.Role](tx.writeTx, "roles to delete", c.Names, roleKey)
 }
 
 // deleteNamed deletes records without index keys, and returns the names of those that existed.
@@ -119,7 +117,7 @@ func deleteNamed[T any](tx *writeTx, object string, names []string,
 		return nil, err
 	}
 	for _, name := range names {
-		_, found, err := read[T](&tx.ReadTx, key(name))
+		_, found, err := read[T](tx.reader, key(name))
 		if err != nil {
 			return nil, err
 		}
@@ -137,7 +135,7 @@ func deleteNamed[T any](tx *writeTx, object string, names []string,
 	return deleted, nil
 }
 
-func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) ([]acl.Token, error) {
+func (tx aclWrites) PutACLTokens(c *command.PutACLTokens) ([]acl.Token, error) {
 	if err := checkCount("ACL tokens to put", "items", len(c.Tokens), command.MaxItems); err != nil {
 		return nil, err
 	}
@@ -170,9 +168,9 @@ func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) ([]acl.Token, error) {
 
 // checkACLToken decides whether a token may be stored, sets the fields that the ledger keeps, and returns the
 // record that it replaces; nil: none.
-func (tx *writeTx) checkACLToken(next acl.Token, at time.Time) (acl.Token, *acl.Token, error) {
+func (tx aclWrites) checkACLToken(next acl.Token, at time.Time) (acl.Token, *acl.Token, error) {
 	object := fmt.Sprintf("ACL token %q", next.Accessor)
-	old, found, err := read[acl.Token](&tx.ReadTx, aclTokenKey(next.Accessor))
+	old, found, err := read[acl.Token](tx.reader, aclTokenKey(next.Accessor))
 	if err != nil {
 		return next, nil, err
 	}
@@ -195,60 +193,41 @@ func (tx *writeTx) checkACLToken(next acl.Token, at time.Time) (acl.Token, *acl.
 			return next, nil, fmt.Errorf("%s: another token has its secret: %w", object, claim.ErrConflict)
 		}
 	}
-	if err := tx.checkPolicies(object, next.Policies); err != nil {
+	if err := checkExist(object, next.Policies, tx.ACLPolicy); err != nil {
 		return next, nil, err
 	}
-	if err := tx.checkRoles(object, next.Roles); err != nil {
+	if err := checkExist(object, next.Roles, tx.ACLRole); err != nil || !found {
 		return next, nil, err
-	}
-	if !found {
-		return next, nil, nil
 	}
 	return next, &old, nil
 }
 
-func (tx *writeTx) checkPolicies(object string, names []string) error {
+// checkExist refuses names of policies or roles that do not exist.
+func checkExist[T any](object string, names []string, read func(name string) (T, error)) error {
 	for _, name := range names {
-		_, found, err := read[acl.Policy](&tx.ReadTx, policyKey(name))
-		if err != nil {
-			return err
-		}
-		if !found {
-			return fmt.Errorf("%s: policy %q: %w", object, name, acl.ErrPolicyNotFound)
-		}
-	}
-	return nil
-}
-
-func (tx *writeTx) checkRoles(object string, names []string) error {
-	for _, name := range names {
-		_, found, err := read[acl.Role](&tx.ReadTx, roleKey(name))
-		if err != nil {
-			return err
-		}
-		if !found {
-			return fmt.Errorf("%s: role %q: %w", object, name, acl.ErrRoleNotFound)
+		if _, err := read(name); err != nil {
+			return fmt.Errorf("%s: %w", object, err)
 		}
 	}
 	return nil
 }
 
 // putACLToken stores a token and replaces the previous record; nil: there is none.
-func (tx *writeTx) putACLToken(t, before *acl.Token) error {
+func (tx aclWrites) putACLToken(t, before *acl.Token) error {
 	var keys []string
 	if before != nil {
 		keys = aclTokenIndexKeys(before)
 	}
-	return write(tx, aclTokenKey(t.Accessor), t, keys, aclTokenIndexKeys(t))
+	return write(tx.writeTx, aclTokenKey(t.Accessor), t, keys, aclTokenIndexKeys(t))
 }
 
-func (tx *writeTx) DeleteACLTokens(c *command.DeleteACLTokens) ([]acl.Token, error) {
+func (tx aclWrites) DeleteACLTokens(c *command.DeleteACLTokens) ([]acl.Token, error) {
 	if err := checkCount("ACL tokens to delete", "items", len(c.Accessors), command.MaxItems); err != nil {
 		return nil, err
 	}
 	var result []acl.Token
 	for _, accessor := range c.Accessors {
-		t, found, err := read[acl.Token](&tx.ReadTx, aclTokenKey(accessor))
+		t, found, err := read[acl.Token](tx.reader, aclTokenKey(accessor))
 		if err != nil {
 			return nil, err
 		}
@@ -263,7 +242,7 @@ func (tx *writeTx) DeleteACLTokens(c *command.DeleteACLTokens) ([]acl.Token, err
 	return result, nil
 }
 
-func (tx *writeTx) ExpireACLTokens(c *command.ExpireACLTokens) (zero command.ExpireACLTokensResult, _ error) {
+func (tx aclWrites) ExpireACLTokens(c *command.ExpireACLTokens) (zero command.ExpireACLTokensResult, _ error) {
 	var result command.ExpireACLTokensResult
 	parts, err := tx.keys(span{base: aclTokensByExpiry, limit: command.MaxItems + 1})
 	if err != nil {
@@ -271,7 +250,7 @@ func (tx *writeTx) ExpireACLTokens(c *command.ExpireACLTokens) (zero command.Exp
 	}
 	for _, part := range parts {
 		_, accessor, _ := strings.Cut(part, "/")
-		t, found, err := read[acl.Token](&tx.ReadTx, aclTokenKey(accessor))
+		t, found, err := read[acl.Token](tx.reader, aclTokenKey(accessor))
 		switch {
 		case err != nil:
 			return zero, err
@@ -291,9 +270,9 @@ func (tx *writeTx) ExpireACLTokens(c *command.ExpireACLTokens) (zero command.Exp
 	return result, nil
 }
 
-func (tx *writeTx) deleteACLToken(t *acl.Token) error {
+func (tx aclWrites) deleteACLToken(t *acl.Token) error {
 	tx.touch(TopicACL)
-	return write(tx, aclTokenKey(t.Accessor), (*acl.Token)(nil), aclTokenIndexKeys(t), nil)
+	return write(tx.writeTx, aclTokenKey(t.Accessor), (*acl.Token)(nil), aclTokenIndexKeys(t), nil)
 }
 
 // once refuses a name that a command lists twice.

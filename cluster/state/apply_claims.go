@@ -118,7 +118,7 @@ func (tx *writeTx) putClaim(c *claim.Claim) error { return tx.replaceClaim(c, c)
 func (tx *writeTx) freeClaim(c *claim.Claim) error { return tx.replaceClaim(c, nil) }
 
 func (tx *writeTx) replaceClaim(which, now *claim.Claim) error {
-	old, found, err := read[claim.Claim](&tx.ReadTx, claimKey(which.Volume, which.Workload))
+	old, found, err := read[claim.Claim](tx.reader, claimKey(which.Volume, which.Workload))
 	if err != nil {
 		return err
 	}

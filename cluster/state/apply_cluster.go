@@ -9,23 +9,23 @@ import (
 )
 
 // Liveness reads the lease that was promised to nodes; found is false if none was promised yet.
-func (tx *ReadTx) Liveness() (l claim.Liveness, found bool, err error) {
-	return read[claim.Liveness](tx, liveness)
+func (tx Settings) Liveness() (l claim.Liveness, found bool, err error) {
+	return read[claim.Liveness](tx.reader, liveness)
 }
 
 // Autopilot reads how the leader manages the servers; found is false if no operator has set it.
-func (tx *ReadTx) Autopilot() (a claim.Autopilot, found bool, err error) {
-	return read[claim.Autopilot](tx, autopilot)
+func (tx Settings) Autopilot() (a claim.Autopilot, found bool, err error) {
+	return read[claim.Autopilot](tx.reader, autopilot)
 }
 
 // SecretsKeys reads which keys encrypt the secrets in the ledger; empty: none was named yet.
-func (tx *ReadTx) SecretsKeys() (claim.SecretsKeys, error) {
-	k, _, err := read[claim.SecretsKeys](tx, secretsKeys)
+func (tx Settings) SecretsKeys() (claim.SecretsKeys, error) {
+	k, _, err := read[claim.SecretsKeys](tx.reader, secretsKeys)
 	return k, err
 }
 
 // PutLiveness writes nothing if the promise is unchanged.
-func (tx *writeTx) PutLiveness(c *command.PutLiveness) (zero claim.Liveness, _ error) {
+func (tx settingWrites) PutLiveness(c *command.PutLiveness) (zero claim.Liveness, _ error) {
 	if err := c.Liveness.Validate(); err != nil {
 		return zero, err
 	}
@@ -37,10 +37,10 @@ func (tx *writeTx) PutLiveness(c *command.PutLiveness) (zero claim.Liveness, _ e
 		return before, nil
 	}
 	tx.touch(TopicLiveness)
-	return before, write(tx, liveness, &c.Liveness, nil, nil)
+	return before, write(tx.writeTx, liveness, &c.Liveness, nil, nil)
 }
 
-func (tx *writeTx) SetAutopilot(c *command.SetAutopilot) (zero claim.Autopilot, _ error) {
+func (tx settingWrites) SetAutopilot(c *command.SetAutopilot) (zero claim.Autopilot, _ error) {
 	before, found, err := tx.Autopilot()
 	if err != nil {
 		return zero, err
@@ -52,11 +52,11 @@ func (tx *writeTx) SetAutopilot(c *command.SetAutopilot) (zero claim.Autopilot, 
 	if err != nil {
 		return zero, err
 	}
-	err = write(tx, autopilot, &after, nil, nil)
+	err = write(tx.writeTx, autopilot, &after, nil, nil)
 	return after, err
 }
 
-func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (zero claim.SecretsKeys, _ error) {
+func (tx settingWrites) PutSecretsKey(c *command.PutSecretsKey) (zero claim.SecretsKeys, _ error) {
 	keys, err := tx.SecretsKeys()
 	if err != nil {
 		return zero, err
@@ -70,27 +70,27 @@ func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (zero claim.SecretsKe
 		return zero, err
 	}
 	tx.touch(TopicSecretsKeys)
-	err = write(tx, secretsKeys, &keys, nil, nil)
+	err = write(tx.writeTx, secretsKeys, &keys, nil, nil)
 	return keys, err
 }
 
 // Identify keeps the first identity that the cluster was given.
-func (tx *writeTx) Identify(c *command.Identify) (zero claim.Cluster, _ error) {
+func (tx settingWrites) Identify(c *command.Identify) (zero claim.Cluster, _ error) {
 	if err := c.Cluster.Validate(); err != nil {
 		return zero, err
 	}
-	standing, found, err := read[claim.Cluster](&tx.ReadTx, identity)
+	standing, found, err := read[claim.Cluster](tx.reader, identity)
 	if err != nil || found {
 		return standing, err
 	}
 	c.Cluster.CreatedAt = c.At
 	tx.touch(TopicCluster)
-	return c.Cluster, write(tx, identity, &c.Cluster, nil, nil)
+	return c.Cluster, write(tx.writeTx, identity, &c.Cluster, nil, nil)
 }
 
 // PutSigningKey keeps the first key that the cluster was given. A caller that has read it, or that of a rotation, may
 // re-encrypt it.
-func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (zero claim.SigningKey, _ error) {
+func (tx settingWrites) PutSigningKey(c *command.PutSigningKey) (zero claim.SigningKey, _ error) {
 	if err := c.Key.Validate(); err != nil {
 		return zero, err
 	}
@@ -106,7 +106,7 @@ func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (zero claim.SigningKe
 		if err := tx.reseal(&rotation.Key, c); err != nil {
 			return zero, err
 		}
-		return rotation.Key, write(tx, keyRotation, &rotation, nil, nil)
+		return rotation.Key, write(tx.writeTx, keyRotation, &rotation, nil, nil)
 	}
 	reseal := found && len(c.IfSealed) > 0 && c.Key.ID == standing.ID
 	if found && !reseal {
@@ -116,7 +116,7 @@ func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (zero claim.SigningKe
 		if err := tx.reseal(&standing, c); err != nil {
 			return zero, err
 		}
-		err = write(tx, signingKey, &standing, nil, nil)
+		err = write(tx.writeTx, signingKey, &standing, nil, nil)
 		return standing, err
 	}
 	if err := tx.checkSealedKey(&c.Key); err != nil {
@@ -124,11 +124,11 @@ func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (zero claim.SigningKe
 	}
 	c.Key.CreatedAt = c.At
 	tx.touch(TopicSigningKey)
-	return c.Key, write(tx, signingKey, &c.Key, nil, nil)
+	return c.Key, write(tx.writeTx, signingKey, &c.Key, nil, nil)
 }
 
 // reseal replaces the encrypted part of a standing key.
-func (tx *writeTx) reseal(standing *claim.SigningKey, c *command.PutSigningKey) error {
+func (tx settingWrites) reseal(standing *claim.SigningKey, c *command.PutSigningKey) error {
 	if !bytes.Equal(c.IfSealed, standing.Sealed) {
 		return fmt.Errorf("the signing key %q was re-encrypted since it was read: %w", c.Key.ID, claim.ErrConflict)
 	}
@@ -136,7 +136,7 @@ func (tx *writeTx) reseal(standing *claim.SigningKey, c *command.PutSigningKey) 
 	return tx.checkSealedKey(standing)
 }
 
-func (tx *writeTx) checkSealedKey(k *claim.SigningKey) error {
+func (tx settingWrites) checkSealedKey(k *claim.SigningKey) error {
 	keys, err := tx.SecretsKeys()
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func (tx *writeTx) checkSealedKey(k *claim.SigningKey) error {
 }
 
 // RotateSigningKey begins a rotation unless one is under way.
-func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (zero claim.KeyRotation, _ error) {
+func (tx settingWrites) RotateSigningKey(c *command.RotateSigningKey) (zero claim.KeyRotation, _ error) {
 	if err := c.Next.Validate(); err != nil {
 		return zero, err
 	}
@@ -169,12 +169,12 @@ func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (zero claim.Key
 	rotation = claim.KeyRotation{Phase: claim.KeyPublished, Key: c.Next, Since: c.At}
 	rotation.Key.CreatedAt = c.At
 	tx.touch(TopicSigningKey)
-	err = write(tx, keyRotation, &rotation, nil, nil)
+	err = write(tx.writeTx, keyRotation, &rotation, nil, nil)
 	return rotation, err
 }
 
 // AdvanceKeyRotation ends a phase of the rotation.
-func (tx *writeTx) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (zero claim.KeyRotation, _ error) {
+func (tx settingWrites) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (zero claim.KeyRotation, _ error) {
 	rotation, rotates, err := tx.KeyRotation()
 	if err != nil {
 		return zero, err
@@ -193,7 +193,7 @@ func (tx *writeTx) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (zero claim
 		}
 		standing, rotation.Key = rotation.Key, standing
 		rotation.Phase = claim.KeyReplaced
-		if err := write(tx, signingKey, &standing, nil, nil); err != nil {
+		if err := write(tx.writeTx, signingKey, &standing, nil, nil); err != nil {
 			return zero, err
 		}
 	case claim.KeyReplaced:
@@ -202,6 +202,6 @@ func (tx *writeTx) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (zero claim
 		tx.delete(keyRotation)
 		return claim.KeyRotation{}, nil
 	}
-	err = write(tx, keyRotation, &rotation, nil, nil)
+	err = write(tx.writeTx, keyRotation, &rotation, nil, nil)
 	return rotation, err
 }

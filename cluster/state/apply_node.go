@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) PutNode(c *command.PutNode) (zero command.PutNodeResult, _ error) {
+func (tx nodeWrites) PutNode(c *command.PutNode) (zero command.PutNodeResult, _ error) {
 	next := c.Node
 	if err := next.Validate(); err != nil {
 		return zero, err
@@ -49,7 +49,7 @@ func (tx *writeTx) PutNode(c *command.PutNode) (zero command.PutNodeResult, _ er
 }
 
 // checkSame refuses the record of another machine, or of another boot while the earlier one may use its claims.
-func (tx *writeTx) checkSame(old, next claim.Node) error {
+func (tx nodeWrites) checkSame(old, next claim.Node) error {
 	if old.SecretHash != "" && old.SecretHash != next.SecretHash {
 		return fmt.Errorf("node %q: %w: if its data directory was recreated, run \"pannier node purge %s\" first",
 			next.Name, claim.ErrNodeSecret, next.Name)
@@ -94,7 +94,7 @@ func sameDriver(a, b claim.NodeDriver) bool {
 
 // replaceDrivers updates the counts of drivers by the difference between a node's previous and its present report,
 // so the order in which nodes report does not matter.
-func (tx *writeTx) replaceDrivers(node string, before, now map[string]claim.NodeDriver, at time.Time) error {
+func (tx nodeWrites) replaceDrivers(node string, before, now map[string]claim.NodeDriver, at time.Time) error {
 	ids := slices.Sorted(maps.Keys(before))
 	for id := range now {
 		if _, there := before[id]; !there {
@@ -116,19 +116,19 @@ func (tx *writeTx) replaceDrivers(node string, before, now map[string]claim.Node
 	return nil
 }
 
-func (tx *writeTx) replaceDriver(node, id string, was, is *claim.NodeDriver, at time.Time) error {
-	d, _, err := read[claim.Driver](&tx.ReadTx, driverKey(id))
+func (tx nodeWrites) replaceDriver(node, id string, was, is *claim.NodeDriver, at time.Time) error {
+	d, _, err := read[claim.Driver](tx.reader, driverKey(id))
 	if err != nil {
 		return err
 	}
 	d.ID = id
 	d.Replace(was, is)
 	d.ModifyIndex, d.ModifiedAt = tx.index, at
-	if err := write(tx, driverKey(id), &d, nil, nil); err != nil {
+	if err := write(tx.writeTx, driverKey(id), &d, nil, nil); err != nil {
 		return err
 	}
 	tx.touch(TopicDrivers, TopicDriver(id))
-	return write(tx, driverNodeKey(id, node), is, nil, nil)
+	return write(tx.writeTx, driverNodeKey(id, node), is, nil, nil)
 }
 
 func pointer[T any](v T, there bool) *T {
@@ -138,13 +138,13 @@ func pointer[T any](v T, there bool) *T {
 	return &v
 }
 
-func (tx *writeTx) DeleteDrivers(c *command.DeleteDrivers) (zero command.DeleteDriversResult, _ error) {
+func (tx nodeWrites) DeleteDrivers(c *command.DeleteDrivers) (zero command.DeleteDriversResult, _ error) {
 	if err := checkCount("drivers to delete", "ids", len(c.IDs), command.MaxItems); err != nil {
 		return zero, err
 	}
 	var result command.DeleteDriversResult
 	for _, id := range c.IDs {
-		d, found, err := read[claim.Driver](&tx.ReadTx, driverKey(id))
+		d, found, err := read[claim.Driver](tx.reader, driverKey(id))
 		if err != nil {
 			return zero, err
 		}
@@ -158,7 +158,7 @@ func (tx *writeTx) DeleteDrivers(c *command.DeleteDrivers) (zero command.DeleteD
 		if named {
 			continue
 		}
-		if err := write(tx, driverKey(id), (*claim.Driver)(nil), nil, nil); err != nil {
+		if err := write(tx.writeTx, driverKey(id), (*claim.Driver)(nil), nil, nil); err != nil {
 			return zero, err
 		}
 		tx.touch(TopicDrivers, TopicDriver(id))
@@ -168,7 +168,7 @@ func (tx *writeTx) DeleteDrivers(c *command.DeleteDrivers) (zero command.DeleteD
 }
 
 // SetNodeDuty writes nothing if nothing changes.
-func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (zero claim.Node, _ error) {
+func (tx nodeWrites) SetNodeDuty(c *command.SetNodeDuty) (zero claim.Node, _ error) {
 	old, err := tx.knownNode(c.Name)
 	if err != nil {
 		return zero, err
@@ -208,7 +208,7 @@ func (tx *writeTx) knownNode(name string) (claim.Node, error) {
 // checkEligible refuses new workloads on a node that takes none. A node that is not in the ledger has not reported
 // yet, and may start what it has.
 func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
-	n, found, err := read[claim.Node](&tx.ReadTx, nodeKey(node))
+	n, found, err := read[claim.Node](tx.reader, nodeKey(node))
 	if err != nil || !found {
 		return err
 	}
@@ -222,7 +222,7 @@ func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
 	return nil
 }
 
-func (tx *writeTx) DeleteNode(c *command.DeleteNode) (zero command.DeleteNodeResult, _ error) {
+func (tx nodeWrites) DeleteNode(c *command.DeleteNode) (zero command.DeleteNodeResult, _ error) {
 	old, err := tx.Node(c.Name)
 	if errors.Is(err, claim.ErrNodeNotFound) {
 		return command.DeleteNodeResult{}, nil
@@ -239,7 +239,7 @@ func (tx *writeTx) DeleteNode(c *command.DeleteNode) (zero command.DeleteNodeRes
 	if err := tx.replaceDrivers(c.Name, old.Drivers, nil, c.At); err != nil {
 		return zero, err
 	}
-	if err := write(tx, nodeKey(c.Name), (*claim.Node)(nil), nil, nil); err != nil {
+	if err := write(tx.writeTx, nodeKey(c.Name), (*claim.Node)(nil), nil, nil); err != nil {
 		return zero, err
 	}
 	tx.touch(TopicNodes, TopicNode(c.Name))
@@ -247,7 +247,7 @@ func (tx *writeTx) DeleteNode(c *command.DeleteNode) (zero command.DeleteNodeRes
 }
 
 // checkUnused refuses while a node has workloads or claims.
-func (tx *writeTx) checkUnused(name string) error {
+func (tx nodeWrites) checkUnused(name string) error {
 	refuse := func(what string) error {
 		return fmt.Errorf("node %q: %w: %s (\"pannier node drain -enable %s\" stops what runs there; "+
 			"\"pannier node purge -force %s\" vouches that the node is down for good)",

@@ -16,7 +16,7 @@ const (
 	recordBytes     = 128 // of a record, without names
 )
 
-func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (zero command.SetNodeStatusResult, _ error) {
+func (tx nodeWrites) SetNodeStatus(c *command.SetNodeStatus) (zero command.SetNodeStatusResult, _ error) {
 	n, err := tx.knownNode(c.Name)
 	if err != nil {
 		return zero, err
@@ -46,7 +46,7 @@ func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (zero command.SetNode
 	if c.Status != claim.NodeDown {
 		return result, nil
 	}
-	down := nodeRelease{tx: tx, c: c, result: &result}
+	down := nodeRelease{tx: tx.writeTx, c: c, result: &result}
 	if err := down.workloads(); err != nil || result.More {
 		return result, err
 	}
@@ -81,7 +81,7 @@ func (d *nodeRelease) workloads() error {
 		return err
 	}
 	for _, part := range parts {
-		w, found, err := read[claim.Workload](&d.tx.ReadTx, workloads+part)
+		w, found, err := read[claim.Workload](d.tx.reader, workloads+part)
 		if err != nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func (d *nodeRelease) claims() error {
 			d.result.More = true
 			return nil
 		}
-		held, found, err := read[claim.Claim](&d.tx.ReadTx, claims+part)
+		held, found, err := read[claim.Claim](d.tx.reader, claims+part)
 		if err != nil {
 			return err
 		}

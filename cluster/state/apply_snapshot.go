@@ -7,7 +7,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) PutSnapshot(c *command.PutSnapshot) (zero command.PutSnapshotResult, _ error) {
+func (tx volumeWrites) PutSnapshot(c *command.PutSnapshot) (zero command.PutSnapshotResult, _ error) {
 	next := c.Snapshot
 	if err := next.Validate(); err != nil {
 		return zero, err
@@ -27,13 +27,13 @@ func (tx *writeTx) PutSnapshot(c *command.PutSnapshot) (zero command.PutSnapshot
 		before = snapshotIndexKeys(&old)
 	}
 	next.CreatedAt = c.At
-	if err := write(tx, snapshotKey(next.SnapshotRef), &next, before, snapshotIndexKeys(&next)); err != nil {
+	if err := write(tx.writeTx, snapshotKey(next.SnapshotRef), &next, before, snapshotIndexKeys(&next)); err != nil {
 		return zero, err
 	}
 	return command.PutSnapshotResult{Snapshot: next, Changed: true}, nil
 }
 
-func (tx *writeTx) DeleteSnapshot(c *command.DeleteSnapshot) ([]claim.SnapshotRef, error) {
+func (tx volumeWrites) DeleteSnapshot(c *command.DeleteSnapshot) ([]claim.SnapshotRef, error) {
 	found, err := tx.SnapshotsByID(c.PluginID, c.ID)
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func (tx *writeTx) DeleteSnapshot(c *command.DeleteSnapshot) ([]claim.SnapshotRe
 	var result []claim.SnapshotRef
 	for i := range found[:min(len(found), command.MaxItems)] {
 		s := &found[i]
-		if err := write(tx, snapshotKey(s.SnapshotRef), (*claim.Snapshot)(nil), snapshotIndexKeys(s), nil); err != nil {
+		if err := write(tx.writeTx, snapshotKey(s.SnapshotRef), (*claim.Snapshot)(nil), snapshotIndexKeys(s), nil); err != nil {
 			return nil, err
 		}
 		result = append(result, s.SnapshotRef)

@@ -16,7 +16,7 @@ func (tx *writeTx) PutToken(c *command.PutToken) (zero command.PutTokenResult, _
 	if err := next.Validate(); err != nil {
 		return zero, err
 	}
-	standing, found, err := read[claim.Token](&tx.ReadTx, tokenKey(next.ID))
+	standing, found, err := read[claim.Token](tx.reader, tokenKey(next.ID))
 	if err != nil {
 		return zero, err
 	}
@@ -73,7 +73,7 @@ func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]
 		return nil, err
 	}
 	for _, want := range wanted {
-		standing, found, err := read[claim.Token](&tx.ReadTx, tokenKey(want.ID))
+		standing, found, err := read[claim.Token](tx.reader, tokenKey(want.ID))
 		switch {
 		case err != nil:
 			return nil, err
@@ -126,7 +126,7 @@ func (tx *writeTx) DeleteTokens(c *command.DeleteTokens) (zero command.DeleteTok
 	}
 	var result command.DeleteTokensResult
 	for _, id := range c.IDs {
-		t, found, err := read[claim.Token](&tx.ReadTx, tokenKey(id))
+		t, found, err := read[claim.Token](tx.reader, tokenKey(id))
 		if err != nil {
 			return zero, err
 		}

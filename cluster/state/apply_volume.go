@@ -9,7 +9,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (zero command.RegisterVolumeResult, _ error) {
+func (tx volumeWrites) RegisterVolume(c *command.RegisterVolume) (zero command.RegisterVolumeResult, _ error) {
 	next := c.Volume
 	if err := next.Validate(); err != nil {
 		return zero, err
@@ -45,7 +45,7 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (zero command.Regis
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
 	next.AccessMode, next.AttachmentMode = "", "" // derived from the claims, not stored
-	if err := write(tx, volumeKey(next.VolumeRef), &next, before, volumeIndexKeys(&next)); err != nil {
+	if err := write(tx.writeTx, volumeKey(next.VolumeRef), &next, before, volumeIndexKeys(&next)); err != nil {
 		return zero, err
 	}
 	next.AccessMode, next.AttachmentMode = old.AccessMode, old.AttachmentMode
@@ -55,7 +55,7 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (zero command.Regis
 
 // checkSealed accepts new secrets only if they are encrypted with the active key. Unchanged secrets may stay as
 // they are.
-func (tx *writeTx) checkSealed(old, next claim.Volume) error {
+func (tx volumeWrites) checkSealed(old, next claim.Volume) error {
 	if len(next.SealedSecrets) == 0 || bytes.Equal(next.SealedSecrets, old.SealedSecrets) {
 		return nil
 	}
@@ -71,7 +71,7 @@ func (tx *writeTx) checkSealed(old, next claim.Volume) error {
 
 // checkDistinct refuses a volume if another one has its driver and external id: each would have claims of its own, and
 // so the driver's volume two writers.
-func (tx *writeTx) checkDistinct(v *claim.Volume) error {
+func (tx volumeWrites) checkDistinct(v *claim.Volume) error {
 	same, err := tx.VolumesByExternalID(v.PluginID, v.ExternalID)
 	if err != nil {
 		return err
@@ -85,7 +85,7 @@ func (tx *writeTx) checkDistinct(v *claim.Volume) error {
 	return nil
 }
 
-func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (zero command.DeregisterVolumeResult, _ error) {
+func (tx volumeWrites) DeregisterVolume(c *command.DeregisterVolume) (zero command.DeregisterVolumeResult, _ error) {
 	if err := c.Ref.Validate(); err != nil {
 		return zero, err
 	}
@@ -111,7 +111,7 @@ func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (zero command.D
 		}
 	}
 	if !more {
-		if err := write(tx, volumeKey(c.Ref), (*claim.Volume)(nil), volumeIndexKeys(&v), nil); err != nil {
+		if err := write(tx.writeTx, volumeKey(c.Ref), (*claim.Volume)(nil), volumeIndexKeys(&v), nil); err != nil {
 			return zero, err
 		}
 		tx.touch(TopicVolumes, TopicVolume(c.Ref))
@@ -120,7 +120,7 @@ func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (zero command.D
 }
 
 // ResealVolume changes only the encryption of the volume's secrets.
-func (tx *writeTx) ResealVolume(c *command.ResealVolume) (zero claim.Volume, _ error) {
+func (tx volumeWrites) ResealVolume(c *command.ResealVolume) (zero claim.Volume, _ error) {
 	if err := c.Ref.Validate(); err != nil {
 		return zero, err
 	}
@@ -142,7 +142,7 @@ func (tx *writeTx) ResealVolume(c *command.ResealVolume) (zero claim.Volume, _ e
 	}
 	stored := v
 	stored.AccessMode, stored.AttachmentMode = "", "" // derived from the claims, not stored
-	if err := write(tx, volumeKey(c.Ref), &stored, nil, nil); err != nil {
+	if err := write(tx.writeTx, volumeKey(c.Ref), &stored, nil, nil); err != nil {
 		return zero, err
 	}
 	tx.touch(TopicVolumes, TopicVolume(c.Ref))

@@ -80,7 +80,7 @@ func (tx *writeTx) keepEnd(c *command.EndWorkload) error {
 		return nil
 	}
 	key := endedRun(c.RunID)
-	if _, known, err := read[kept](&tx.ReadTx, keptKey(key)); err != nil || known {
+	if _, known, err := read[kept](tx.reader, keptKey(key)); err != nil || known {
 		return err
 	}
 	k := kept{Key: key, At: c.At, Index: tx.index}
@@ -145,7 +145,7 @@ func (tx *writeTx) nextEnded(after string) (part string, w claim.Workload, found
 		return "", w, false, err
 	}
 	_, ref, _ := strings.Cut(parts[0], "/")
-	w, found, err = read[claim.Workload](&tx.ReadTx, workloads+ref)
+	w, found, err = read[claim.Workload](tx.reader, workloads+ref)
 	if err == nil && !found {
 		err = fault("index key %q leads to no record", workloadsByEnd+parts[0])
 	}

@@ -15,7 +15,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (zero command.StartWo
 	if err != nil {
 		return zero, err
 	}
-	workload, known, err := read[claim.Workload](&tx.ReadTx, workloadKey(c.Ref))
+	workload, known, err := read[claim.Workload](tx.reader, workloadKey(c.Ref))
 	if err != nil {
 		return zero, err
 	}
@@ -109,7 +109,7 @@ func (tx *writeTx) checkRun(w claim.Workload, runID string) error {
 	ended := w.LastEndedRunID == runID
 	if !ended {
 		var err error
-		if _, ended, err = read[kept](&tx.ReadTx, keptKey(endedRun(runID))); err != nil {
+		if _, ended, err = read[kept](tx.reader, keptKey(endedRun(runID))); err != nil {
 			return err
 		}
 	}

@@ -55,7 +55,7 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 		tx.fingerprint = fingerprint
 		return tx.StartWorkload(start)
 	}
-	before, found, err := read[kept](&tx.ReadTx, keptKey(key))
+	before, found, err := read[kept](tx.reader, keptKey(key))
 	switch {
 	case err != nil:
 		return nil, err
@@ -272,7 +272,7 @@ func (tx *writeTx) nodeNow(name string) (claim.Node, error) {
 func standing[T any](tx *writeTx, written []T, key func(T) string) ([]T, error) {
 	out := make([]T, len(written))
 	for i, w := range written {
-		now, found, err := read[T](&tx.ReadTx, key(w))
+		now, found, err := read[T](tx.reader, key(w))
 		if err != nil {
 			return nil, err
 		}

@@ -2,7 +2,6 @@ package state
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -54,11 +53,7 @@ func (tx *ReadTx) VolumeWithClaims(ref claim.VolumeRef) (claim.Volume, []claim.C
 
 // definition reads a volume without its present modes.
 func (tx *ReadTx) definition(ref claim.VolumeRef) (claim.Volume, error) {
-	v, found, err := read[claim.Volume](tx, volumeKey(ref))
-	if err == nil && !found {
-		err = fmt.Errorf("volume %q %w", ref, claim.ErrVolumeNotFound)
-	}
-	return v, err
+	return need[claim.Volume](tx.reader, volumeKey(ref), "volume %q %w", ref, claim.ErrVolumeNotFound)
 }
 
 // setModes sets a volume's present modes.
@@ -98,9 +93,9 @@ func (tx *ReadTx) Volumes(q VolumeQuery) ([]claim.Volume, string, error) {
 	var found []claim.Volume
 	var err error
 	if q.Driver == "" {
-		found, err = records[claim.Volume](tx, q.span(volumes, sub))
+		found, err = records[claim.Volume](tx.reader, q.span(volumes, sub))
 	} else {
-		found, err = indexed[claim.Volume](tx, q.span(volumesByDriver+q.Driver+"/", sub),
+		found, err = indexed[claim.Volume](tx.reader, q.span(volumesByDriver+q.Driver+"/", sub),
 			func(part string) string { return volumes + part })
 	}
 	if err != nil {
@@ -172,27 +167,19 @@ func (tx *ReadTx) VolumesByExternalID(driver, externalID string) ([]claim.Volume
 
 // Snapshot reads the snapshot of a name. The error is claim.ErrSnapshotNotFound if no snapshot has it.
 func (tx *ReadTx) Snapshot(ref claim.SnapshotRef) (claim.Snapshot, error) {
-	s, found, err := read[claim.Snapshot](tx, snapshotKey(ref))
-	if err == nil && !found {
-		err = fmt.Errorf("snapshot %q %w", ref, claim.ErrSnapshotNotFound)
-	}
-	return s, err
+	return need[claim.Snapshot](tx.reader, snapshotKey(ref), "snapshot %q %w", ref, claim.ErrSnapshotNotFound)
 }
 
 // SnapshotsByID lists the names of a driver's snapshot, by namespace and name. There is at most one, unless a driver
 // gives one id to several snapshots.
 func (tx *ReadTx) SnapshotsByID(driver, id string) ([]claim.Snapshot, error) {
-	return indexed[claim.Snapshot](tx, span{base: snapshotIDPart(driver, id)},
+	return indexed[claim.Snapshot](tx.reader, span{base: snapshotIDPart(driver, id)},
 		func(part string) string { return snapshots + part })
 }
 
 // Claim reads one claim. The error is claim.ErrClaimNotFound if there is none.
 func (tx *ReadTx) Claim(v claim.VolumeRef, w claim.WorkloadRef) (claim.Claim, error) {
-	c, found, err := read[claim.Claim](tx, claimKey(v, w))
-	if err == nil && !found {
-		err = fmt.Errorf("claim of workload %q on volume %q: %w", w, v, claim.ErrClaimNotFound)
-	}
-	return c, err
+	return need[claim.Claim](tx.reader, claimKey(v, w), "claim of workload %q on volume %q: %w", w, v, claim.ErrClaimNotFound)
 }
 
 // Claims lists the claims on a volume, by workload.
@@ -201,22 +188,22 @@ func (tx *ReadTx) Claims(v claim.VolumeRef) ([]claim.Claim, error) {
 }
 
 func (tx *ReadTx) someClaims(v claim.VolumeRef, limit int) ([]claim.Claim, error) {
-	return records[claim.Claim](tx, span{base: claims + volumePart(v) + "/", limit: limit})
+	return records[claim.Claim](tx.reader, span{base: claims + volumePart(v) + "/", limit: limit})
 }
 
 // AllClaims lists every claim, by volume and workload.
 func (tx *ReadTx) AllClaims() ([]claim.Claim, error) {
-	return records[claim.Claim](tx, span{base: claims})
+	return records[claim.Claim](tx.reader, span{base: claims})
 }
 
 // EachClaim calls fn for every claim, by volume and workload, until fn returns an error. It keeps none in memory.
 func (tx *ReadTx) EachClaim(fn func(claim.Claim) error) error {
-	return eachRecord(tx, span{base: claims}, fn)
+	return eachRecord(tx.reader, span{base: claims}, fn)
 }
 
 // ClaimsOf lists a workload's claims, by volume.
 func (tx *ReadTx) ClaimsOf(w claim.WorkloadRef) ([]claim.Claim, error) {
-	return indexed[claim.Claim](tx, span{base: claimsByWorkload + workloadPart(w) + "/"},
+	return indexed[claim.Claim](tx.reader, span{base: claimsByWorkload + workloadPart(w) + "/"},
 		func(part string) string { return claims + part + "/" + workloadPart(w) })
 }
 
@@ -237,16 +224,12 @@ func (tx *ReadTx) Releasing(p Page) ([]claim.Claim, string, error) {
 }
 
 func (tx *ReadTx) claimsAt(s span) ([]claim.Claim, error) {
-	return indexed[claim.Claim](tx, s, func(part string) string { return claims + part })
+	return indexed[claim.Claim](tx.reader, s, func(part string) string { return claims + part })
 }
 
 // Workload reads one workload. The error is claim.ErrWorkloadNotFound if there is none.
 func (tx *ReadTx) Workload(ref claim.WorkloadRef) (claim.Workload, error) {
-	w, found, err := read[claim.Workload](tx, workloadKey(ref))
-	if err == nil && !found {
-		err = fmt.Errorf("workload %q: %w", ref, claim.ErrWorkloadNotFound)
-	}
-	return w, err
+	return need[claim.Workload](tx.reader, workloadKey(ref), "workload %q: %w", ref, claim.ErrWorkloadNotFound)
 }
 
 // Workloads lists the workloads of one namespace or, if it is empty, of all, by namespace and id, and returns the
@@ -256,7 +239,7 @@ func (tx *ReadTx) Workloads(namespace string, p Page) ([]claim.Workload, string,
 	if namespace != "" {
 		sub = namespace + "/"
 	}
-	found, err := records[claim.Workload](tx, p.span(workloads, sub))
+	found, err := records[claim.Workload](tx.reader, p.span(workloads, sub))
 	if err != nil {
 		return nil, "", err
 	}
@@ -266,46 +249,38 @@ func (tx *ReadTx) Workloads(namespace string, p Page) ([]claim.Workload, string,
 
 // EachWorkload calls fn for every workload, by namespace and id, until fn returns an error. It keeps none in memory.
 func (tx *ReadTx) EachWorkload(fn func(claim.Workload) error) error {
-	return eachRecord(tx, span{base: workloads}, fn)
+	return eachRecord(tx.reader, span{base: workloads}, fn)
 }
 
 // WorkloadsOn lists the workloads that run or wait on a node, by namespace and id.
 func (tx *ReadTx) WorkloadsOn(node string) ([]claim.Workload, error) {
-	return indexed[claim.Workload](tx, span{base: workloadsByNode + node + "/"},
+	return indexed[claim.Workload](tx.reader, span{base: workloadsByNode + node + "/"},
 		func(part string) string { return workloads + part })
 }
 
 // Node reads one node. The error is claim.ErrNodeNotFound if there is none.
 func (tx *ReadTx) Node(name string) (claim.Node, error) {
-	n, found, err := read[claim.Node](tx, nodeKey(name))
-	if err == nil && !found {
-		err = fmt.Errorf("%q %w", name, claim.ErrNodeNotFound)
-	}
-	return n, err
+	return need[claim.Node](tx.reader, nodeKey(name), "%q %w", name, claim.ErrNodeNotFound)
 }
 
 // Cluster reads the cluster's identity; found is false if it has none yet.
-func (tx *ReadTx) Cluster() (c claim.Cluster, found bool, err error) {
-	return read[claim.Cluster](tx, identity)
+func (tx Settings) Cluster() (c claim.Cluster, found bool, err error) {
+	return read[claim.Cluster](tx.reader, identity)
 }
 
 // Nodes lists all nodes by name.
 func (tx *ReadTx) Nodes() ([]claim.Node, error) {
-	return records[claim.Node](tx, span{base: nodes})
+	return records[claim.Node](tx.reader, span{base: nodes})
 }
 
 // Driver reads one driver with the report of each node. The error is claim.ErrDriverNotFound if no node has, or
 // recently had, it.
 func (tx *ReadTx) Driver(id string) (claim.Driver, error) {
-	d, found, err := read[claim.Driver](tx, driverKey(id))
+	d, err := need[claim.Driver](tx.reader, driverKey(id), "driver %q %w", id, claim.ErrDriverNotFound)
 	if err != nil {
 		return d, err
 	}
-	if !found {
-		return d, fmt.Errorf("driver %q %w", id, claim.ErrDriverNotFound)
-	}
-	err = tx.setNodes(&d)
-	return d, err
+	return d, tx.setNodes(&d)
 }
 
 func (tx *ReadTx) setNodes(d *claim.Driver) error {
@@ -322,7 +297,7 @@ func (tx *ReadTx) setNodes(d *claim.Driver) error {
 
 // Drivers lists all drivers by id, with the report of each node.
 func (tx *ReadTx) Drivers() ([]claim.Driver, error) {
-	found, err := records[claim.Driver](tx, span{base: drivers})
+	found, err := records[claim.Driver](tx.reader, span{base: drivers})
 	if err != nil {
 		return nil, err
 	}
@@ -336,11 +311,7 @@ func (tx *ReadTx) Drivers() ([]claim.Driver, error) {
 
 // Token reads the record of one token. The error is claim.ErrTokenNotFound if there is none.
 func (tx *ReadTx) Token(id string) (claim.Token, error) {
-	t, found, err := read[claim.Token](tx, tokenKey(id))
-	if err == nil && !found {
-		err = fmt.Errorf("token %q: %w", id, claim.ErrTokenNotFound)
-	}
-	return t, err
+	return need[claim.Token](tx.reader, tokenKey(id), "token %q: %w", id, claim.ErrTokenNotFound)
 }
 
 // Tokens lists the tokens of one namespace or, if it is empty, of all, by namespace and workload. Their workloads
@@ -365,16 +336,16 @@ func (tx *ReadTx) TokensOn(node string) ([]claim.Token, error) {
 
 // tokensAt reads the tokens that an index leads to: the last part of its keys is the token's id.
 func (tx *ReadTx) tokensAt(s span) ([]claim.Token, error) {
-	return indexed[claim.Token](tx, s,
+	return indexed[claim.Token](tx.reader, s,
 		func(part string) string { return tokens + part[strings.LastIndexByte(part, '/')+1:] })
 }
 
 // SigningKey reads the cluster's signing key; found is false if it has none yet.
-func (tx *ReadTx) SigningKey() (k claim.SigningKey, found bool, err error) {
-	return read[claim.SigningKey](tx, signingKey)
+func (tx Settings) SigningKey() (k claim.SigningKey, found bool, err error) {
+	return read[claim.SigningKey](tx.reader, signingKey)
 }
 
 // KeyRotation reads the rotation of the signing key; found is false if none is under way.
-func (tx *ReadTx) KeyRotation() (r claim.KeyRotation, found bool, err error) {
-	return read[claim.KeyRotation](tx, keyRotation)
+func (tx Settings) KeyRotation() (r claim.KeyRotation, found bool, err error) {
+	return read[claim.KeyRotation](tx.reader, keyRotation)
 }

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 
@@ -10,56 +9,44 @@ import (
 
 // ACLBootstrap reads whether the first management token was made, and how bootstrapping may be repeated; found is
 // false if it was not.
-func (tx *ReadTx) ACLBootstrap() (b acl.Bootstrap, found bool, err error) {
-	return read[acl.Bootstrap](tx, aclBootstrap)
+func (tx ACL) ACLBootstrap() (b acl.Bootstrap, found bool, err error) {
+	return read[acl.Bootstrap](tx.reader, aclBootstrap)
 }
 
 // ACLPolicy reads one policy. The error is acl.ErrPolicyNotFound if there is none.
-func (tx *ReadTx) ACLPolicy(name string) (acl.Policy, error) {
-	p, found, err := read[acl.Policy](tx, policyKey(name))
-	if err == nil && !found {
-		err = fmt.Errorf("policy %q: %w", name, acl.ErrPolicyNotFound)
-	}
-	return p, err
+func (tx ACL) ACLPolicy(name string) (acl.Policy, error) {
+	return need[acl.Policy](tx.reader, policyKey(name), "policy %q: %w", name, acl.ErrPolicyNotFound)
 }
 
 // ACLPolicies lists all policies by name.
-func (tx *ReadTx) ACLPolicies() ([]acl.Policy, error) {
-	return records[acl.Policy](tx, span{base: aclPolicies})
+func (tx ACL) ACLPolicies() ([]acl.Policy, error) {
+	return records[acl.Policy](tx.reader, span{base: aclPolicies})
 }
 
 // ACLRole reads one role. The error is acl.ErrRoleNotFound if there is none.
-func (tx *ReadTx) ACLRole(name string) (acl.Role, error) {
-	r, found, err := read[acl.Role](tx, roleKey(name))
-	if err == nil && !found {
-		err = fmt.Errorf("role %q: %w", name, acl.ErrRoleNotFound)
-	}
-	return r, err
+func (tx ACL) ACLRole(name string) (acl.Role, error) {
+	return need[acl.Role](tx.reader, roleKey(name), "role %q: %w", name, acl.ErrRoleNotFound)
 }
 
 // ACLRoles lists all roles by name.
-func (tx *ReadTx) ACLRoles() ([]acl.Role, error) {
-	return records[acl.Role](tx, span{base: aclRoles})
+func (tx ACL) ACLRoles() ([]acl.Role, error) {
+	return records[acl.Role](tx.reader, span{base: aclRoles})
 }
 
 // ACLToken reads one token by its accessor. The error is acl.ErrTokenNotFound if there is none. It may have
 // expired.
-func (tx *ReadTx) ACLToken(accessor string) (acl.Token, error) {
-	t, found, err := read[acl.Token](tx, aclTokenKey(accessor))
-	if err == nil && !found {
-		err = fmt.Errorf("token %q: %w", accessor, acl.ErrTokenNotFound)
-	}
-	return t, err
+func (tx ACL) ACLToken(accessor string) (acl.Token, error) {
+	return need[acl.Token](tx.reader, aclTokenKey(accessor), "token %q: %w", accessor, acl.ErrTokenNotFound)
 }
 
 // ACLTokens lists all tokens by accessor, including expired ones.
-func (tx *ReadTx) ACLTokens() ([]acl.Token, error) {
-	return records[acl.Token](tx, span{base: aclTokens})
+func (tx ACL) ACLTokens() ([]acl.Token, error) {
+	return records[acl.Token](tx.reader, span{base: aclTokens})
 }
 
 // ACLTokenByHash reads one token by the SHA-256 of its secret, in lower-case hexadecimal. The error is
 // acl.ErrTokenNotFound if there is none. It may have expired.
-func (tx *ReadTx) ACLTokenByHash(hash string) (acl.Token, error) {
+func (tx ACL) ACLTokenByHash(hash string) (acl.Token, error) {
 	accessors, err := tx.keys(span{base: aclTokensByHash + hash + "/", limit: 1})
 	if err != nil {
 		return acl.Token{}, err
@@ -73,9 +60,9 @@ func (tx *ReadTx) ACLTokenByHash(hash string) (acl.Token, error) {
 // ACLGranted reads a token by the SHA-256 of its secret, with all its policies. The error is acl.ErrTokenNotFound
 // if there is none. It may have expired. An empty hash stands for a call without a token, whose policy is
 // acl.Anonymous.
-func (tx *ReadTx) ACLGranted(hash string) (acl.Granted, error) {
+func (tx ACL) ACLGranted(hash string) (acl.Granted, error) {
 	if hash == "" {
-		p, found, err := read[acl.Policy](tx, policyKey(acl.Anonymous))
+		p, found, err := read[acl.Policy](tx.reader, policyKey(acl.Anonymous))
 		if err != nil || !found {
 			return acl.Granted{}, err
 		}
@@ -90,7 +77,7 @@ func (tx *ReadTx) ACLGranted(hash string) (acl.Granted, error) {
 		names[name] = true
 	}
 	for _, role := range t.Roles {
-		r, _, err := read[acl.Role](tx, roleKey(role)) // a deleted role grants nothing
+		r, _, err := read[acl.Role](tx.reader, roleKey(role)) // a deleted role grants nothing
 		if err != nil {
 			return acl.Granted{}, err
 		}
@@ -100,7 +87,7 @@ func (tx *ReadTx) ACLGranted(hash string) (acl.Granted, error) {
 	}
 	granted := acl.Granted{Token: t}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		p, found, err := read[acl.Policy](tx, policyKey(name))
+		p, found, err := read[acl.Policy](tx.reader, policyKey(name))
 		if err != nil {
 			return acl.Granted{}, err
 		}

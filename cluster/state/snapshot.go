@@ -63,7 +63,7 @@ func (s *Snapshot) Release() {
 // Write writes the snapshot out.
 func (s *Snapshot) Write(w io.Writer) error {
 	out := bufio.NewWriterSize(w, 64<<10)
-	tx := ReadTx{txn: s.txn}
+	tx := newReadTx(s.txn)
 	index, err := tx.Index()
 	if err != nil {
 		return err

@@ -195,7 +195,7 @@ func (s *Store) View(fn func(*ReadTx) error) error {
 	defer release()
 	txn := g.db.NewTransaction(false)
 	defer txn.Discard()
-	return fn(&ReadTx{txn: txn})
+	return fn(newReadTx(txn))
 }
 
 // Watch returns a channel that is closed by the next change of one of the topics, when ctx ends, and when the

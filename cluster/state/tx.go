@@ -16,12 +16,30 @@ import (
 // ReadTx is one snapshot of the ledger: everything read through it is consistent. It may be used by one goroutine,
 // until the function that it was passed to returns.
 type ReadTx struct {
+	*reader
+	ACL
+	Settings
+}
+
+// ACL reads the policies, roles and tokens that protect the API.
+type ACL struct{ *reader }
+
+// Settings reads what the ledger has once: the cluster's identity, its keys, and what operators have set.
+type Settings struct{ *reader }
+
+func newReadTx(txn *badger.Txn) *ReadTx {
+	r := &reader{txn: txn}
+	return &ReadTx{r, ACL{r}, Settings{r}}
+}
+
+// reader reads keys and values.
+type reader struct {
 	txn  *badger.Txn
 	over pending // overrides what Badger has
 }
 
 // Index returns the raft index of the last entry in this snapshot.
-func (tx *ReadTx) Index() (uint64, error) {
+func (tx *reader) Index() (uint64, error) {
 	data, err := tx.get(string(appliedKey))
 	if err != nil || data == nil {
 		return 0, err
@@ -33,7 +51,7 @@ func (tx *ReadTx) Index() (uint64, error) {
 }
 
 // get reads a value; nil: there is none.
-func (tx *ReadTx) get(key string) ([]byte, error) {
+func (tx *reader) get(key string) ([]byte, error) {
 	if value, ok := tx.over.values[key]; ok {
 		return value, nil
 	}
@@ -55,7 +73,7 @@ func (tx *ReadTx) get(key string) ([]byte, error) {
 }
 
 // read reads a record; found is false if there is none.
-func read[T any](tx *ReadTx, key string) (v T, found bool, err error) {
+func read[T any](tx *reader, key string) (v T, found bool, err error) {
 	data, err := tx.get(key)
 	if err != nil || data == nil {
 		return v, false, err
@@ -67,6 +85,15 @@ func read[T any](tx *ReadTx, key string) (v T, found bool, err error) {
 	return v, true, nil
 }
 
+// need reads a record. The error is made of format and args if there is none.
+func need[T any](tx *reader, key, format string, args ...any) (T, error) {
+	v, found, err := read[T](tx, key)
+	if err == nil && !found {
+		err = fmt.Errorf(format, args...)
+	}
+	return v, err
+}
+
 // span is a range of keys: those with the prefix base and sub, after the key made of base and after, at most limit
 // of them (0: all).
 type span struct {
@@ -76,7 +103,7 @@ type span struct {
 }
 
 // keys lists the keys of a span without its base.
-func (tx *ReadTx) keys(s span) ([]string, error) {
+func (tx *reader) keys(s span) ([]string, error) {
 	var found []string
 	err := tx.scan(s, false, func(key string, _ []byte) error {
 		found = append(found, key)
@@ -86,7 +113,7 @@ func (tx *ReadTx) keys(s span) ([]string, error) {
 }
 
 // records reads all records of a span.
-func records[T any](tx *ReadTx, s span) (found []T, err error) {
+func records[T any](tx *reader, s span) (found []T, err error) {
 	err = eachRecord(tx, s, func(v T) error { found = append(found, v); return nil })
 	if err != nil {
 		return nil, err
@@ -95,7 +122,7 @@ func records[T any](tx *ReadTx, s span) (found []T, err error) {
 }
 
 // eachRecord calls fn for each record of a span, until fn returns an error.
-func eachRecord[T any](tx *ReadTx, s span, fn func(T) error) error {
+func eachRecord[T any](tx *reader, s span, fn func(T) error) error {
 	return tx.scan(s, true, func(key string, value []byte) error {
 		v, err := decode[T](value)
 		if err != nil {
@@ -107,7 +134,7 @@ func eachRecord[T any](tx *ReadTx, s span, fn func(T) error) error {
 
 // indexed reads the records that an index leads to. primary makes the record's key from the part of the index key
 // after the base.
-func indexed[T any](tx *ReadTx, s span, primary func(part string) string) ([]T, error) {
+func indexed[T any](tx *reader, s span, primary func(part string) string) ([]T, error) {
 	parts, err := tx.keys(s)
 	if err != nil {
 		return nil, err
@@ -127,7 +154,7 @@ func indexed[T any](tx *ReadTx, s span, primary func(part string) string) ([]T, 
 }
 
 // any reports whether there is a key with the prefix.
-func (tx *ReadTx) any(prefix string) (bool, error) {
+func (tx *reader) any(prefix string) (bool, error) {
 	keys, err := tx.keys(span{base: prefix, limit: 1})
 	return len(keys) > 0, err
 }
@@ -135,7 +162,7 @@ func (tx *ReadTx) any(prefix string) (bool, error) {
 // scan calls fn for each key of a span, without its base, in order. The value is valid during the call only, and
 // nil unless values is set. Badger allows one iterator at a time in a writing transaction, so fn must not read or
 // write.
-func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) error) error {
+func (tx *reader) scan(s span, values bool, fn func(key string, value []byte) error) error {
 	prefix := s.base + s.sub
 	start := prefix
 	if s.after != "" {
@@ -189,9 +216,26 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 	}
 }
 
+// applier applies commands in a transaction. Each part has the commands of one noun; writeTx itself has those of
+// workloads, their claims and their tokens.
+type applier struct {
+	*writeTx
+	volumeWrites
+	nodeWrites
+	settingWrites
+	aclWrites
+}
+
+type (
+	volumeWrites  struct{ *writeTx }
+	nodeWrites    struct{ *writeTx }
+	settingWrites struct{ *writeTx }
+	aclWrites     struct{ *writeTx }
+)
+
 // writeTx is the transaction of one or more log entries. It reads its own writes.
 type writeTx struct {
-	ReadTx
+	*ReadTx
 	index  uint64 // of the entry being applied
 	term   uint64 // of that entry
 	topics map[Topic]struct{}
@@ -205,7 +249,7 @@ type writeTx struct {
 // newWriteTx begins a transaction; the caller discards its txn.
 func newWriteTx(db *badger.DB) *writeTx {
 	return &writeTx{
-		ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{},
+		ReadTx: newReadTx(db.NewTransaction(true)), topics: map[Topic]struct{}{}, pruned: &pruned{},
 	}
 }
 
