@@ -423,7 +423,7 @@ var plugins = []mutant{
 		name: "copy-forgotten", promise: "a plugin without its file goes on from its copy, under the next host too",
 		in: "host/internal/pluginhost/supervisor", decl: "Supervisor.start",
 		old: "		if goodName().MatchString(name) {\n			names = append(names, name)\n",
-		new: "		if goodName().MatchString(name) && s.found[name] != nil {\n			names = append(names, name)\n",
+		new: "		if goodName().MatchString(name) && s.found.files(name) != nil {\n			names = append(names, name)\n",
 		pkg: supervisorPkg, run: "^TestAFileIsGone$",
 	},
 	{

@@ -47,7 +47,9 @@ func openPluginHost(t *testing.T) *pluginHost {
 	defer cancel()
 	check.NoError(t, plugins.Open(ctx))
 	t.Cleanup(func() { check.NoError(t, plugins.Close()) })
-	check.NoError(t, plugins.WaitReady(ctx, "fixture"))
+	handle, err := plugins.Acquire(ctx, "fixture")
+	check.NoError(t, err)
+	handle.Release()
 	p.host = openHost(t, func(c *parts) { c.Plugins = plugins })
 	return p
 }

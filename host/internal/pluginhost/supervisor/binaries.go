@@ -35,7 +35,7 @@ func (i *binaries) choose() (managed.Source, error) {
 	if slices.ContainsFunc(problems, isWriting) { // the directory does not change when the writer closes the file
 		i.procs.RecheckIn(settleTime)
 	}
-	if i.sup.unsettled.Load() || err == nil && slices.ContainsFunc(problems, managed.IsGone) {
+	if i.sup.found.unsettled.Load() || err == nil && slices.ContainsFunc(problems, managed.IsGone) {
 		return src, err // a file is just being replaced or removed: the next look at the directory says which
 	}
 	text := ""
@@ -104,7 +104,7 @@ func (m *missing) Error() string {
 // without a version in its name is always included, because only its process can report its version. Of two files of
 // one version the one that served is taken, else the first by name; problems says so.
 func (i *binaries) allowed() (files []file, problems []error) {
-	for _, f := range i.sup.files(i.name) {
+	for _, f := range i.sup.found.files(i.name) {
 		if f.version != nil && i.spec.checkVersion(f.version.String()) != nil {
 			continue
 		}

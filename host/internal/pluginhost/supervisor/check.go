@@ -17,18 +17,14 @@ func Check(cfg Config) (all []Status, problems map[string]error, err error) {
 		return nil, nil, err
 	}
 	s := New(cfg)
-	if s.found, err = discover(cfg.PluginDir, func(string, string) {}); err != nil {
+	if err := s.found.read(func(string, string) {}); err != nil {
 		return nil, nil, err
 	}
 	names, err := recordedNames(s.dir)
 	if err != nil {
 		return nil, nil, err
 	}
-	for name, files := range s.found {
-		if slices.ContainsFunc(files, isExecutable) {
-			names = append(names, name)
-		}
-	}
+	names = append(names, s.found.startable()...)
 	problems = map[string]error{}
 	for _, p := range cfg.Plugins {
 		names = append(names, p.Name)

@@ -1,7 +1,6 @@
 package supervisor
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -10,9 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/atomicfile"
@@ -20,15 +16,12 @@ import (
 )
 
 // prepare makes the directories and the other things that the instances share.
-func (s *Supervisor) prepare(ctx context.Context) error {
+func (s *Supervisor) prepare() error {
 	// 0711: a plugin that runs as another user must reach its copy and its socket.
 	for _, dir := range []string{s.dir, filepath.Join(s.dir, "logs")} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("make the plugins' data directory: %w", err)
 		}
-	}
-	if err := s.takeLock(ctx); err != nil {
-		return err
 	}
 	var err error
 	if s.runDir, err = openRunDir(s.dir); err != nil {
@@ -42,34 +35,6 @@ func (s *Supervisor) prepare(ctx context.Context) error {
 			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return nil
-}
-
-// takeLock keeps a second host out of the data directory.
-func (s *Supervisor) takeLock(ctx context.Context) error {
-	f, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return fmt.Errorf("lock the plugins' data directory: %w", err)
-	}
-	// A host that was killed may have a child between fork and exec that still shares its lock. That lasts only a
-	// moment.
-	for end := time.Now().Add(500 * time.Millisecond); ; {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			s.lock = f
-			return nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) || ctx.Err() != nil {
-			_ = f.Close()
-			return fmt.Errorf("%w: %s", ErrLocked, s.cfg.DataDir)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-func (s *Supervisor) unlock() {
-	if s.lock != nil {
-		_ = s.lock.Close()
-	}
 }
 
 // loadAuthority reads the host's certificate authority, and makes it at the first start.

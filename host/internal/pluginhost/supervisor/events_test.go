@@ -332,7 +332,9 @@ func recordedWire(t *testing.T, w *world) int {
 
 func mustReady(t *testing.T, s *supervisor.Supervisor) {
 	t.Helper()
-	if err := s.WaitReady(within(t), "fixture"); err != nil {
+	handle, err := s.Acquire(within(t), "fixture")
+	if err != nil {
 		t.Fatal(err)
 	}
+	handle.Release()
 }

@@ -34,7 +34,7 @@ func of(p *managed.Process) *generation {
 func (i *instance) chooseNext(ctx context.Context, p *managed.Process) (managed.Source, error) {
 	src, err := i.binaries.choose()
 	if m := (*missing)(nil); p == nil && errors.As(err, &m) && !m.kept && !i.sup.configured(i.name) &&
-		!i.sup.unsettled.Load() && ctx.Err() == nil {
+		!i.sup.found.unsettled.Load() && ctx.Err() == nil {
 		i.sup.running.Go(func() { _ = i.sup.forget(i) }) // what it reports is in the log
 	}
 	if id := i.rec.Identities[src.SHA256]; err == nil && p == nil && id != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -135,7 +136,7 @@ func (r rank) before(other rank) bool {
 func (i *instance) duplicateOf(rival *instance, identity string) *duplicate {
 	file, other := i.file(), rival.file()
 	remove := fmt.Sprintf("remove %s", file)
-	if len(i.sup.files(rival.name)) == 0 {
+	if len(i.sup.found.files(rival.name)) == 0 {
 		other = "a kept copy"
 		remove = fmt.Sprintf("run pannier plugin remove %s, or remove %s", rival.name, file)
 	}
@@ -148,10 +149,10 @@ func (i *instance) file() string {
 	if i.path != "" {
 		return i.path
 	}
-	if files := i.sup.files(i.name); len(files) > 0 {
+	if files := i.sup.found.files(i.name); len(files) > 0 {
 		return files[0].path
 	}
-	return i.sup.pathOf(i.name)
+	return filepath.Join(i.sup.cfg.PluginDir, i.name)
 }
 
 // isDuplicate returns the plugin that an error says this one is a duplicate of, or "".

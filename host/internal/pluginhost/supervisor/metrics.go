@@ -16,10 +16,12 @@ type metrics struct {
 	took   *prometheus.HistogramVec
 	events *prometheus.CounterVec
 	info   *prometheus.Desc
+	status func() []Status
 }
 
-func newMetrics() *metrics {
+func newMetrics(status func() []Status) *metrics {
 	return &metrics{
+		status: status,
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pannier_plugin_calls_total",
 			Help: "Unary calls to a process of a plugin that have ended, by method and gRPC code.",
@@ -52,22 +54,22 @@ func (m *metrics) forget(gen *generation) {
 }
 
 // Describe implements prometheus.Collector.
-func (s *Supervisor) Describe(out chan<- *prometheus.Desc) {
-	out <- s.metrics.info
-	s.metrics.calls.Describe(out)
-	s.metrics.took.Describe(out)
-	s.metrics.events.Describe(out)
+func (m *metrics) Describe(out chan<- *prometheus.Desc) {
+	out <- m.info
+	m.calls.Describe(out)
+	m.took.Describe(out)
+	m.events.Describe(out)
 }
 
 // Collect implements prometheus.Collector.
-func (s *Supervisor) Collect(out chan<- prometheus.Metric) {
-	for _, p := range s.Status() {
+func (m *metrics) Collect(out chan<- prometheus.Metric) {
+	for _, p := range m.status() {
 		if p.PID != 0 {
-			out <- prometheus.MustNewConstMetric(s.metrics.info, prometheus.GaugeValue, 1,
+			out <- prometheus.MustNewConstMetric(m.info, prometheus.GaugeValue, 1,
 				p.Name, p.Kind, p.Version, strconv.FormatUint(p.Generation, 10))
 		}
 	}
-	s.metrics.calls.Collect(out)
-	s.metrics.took.Collect(out)
-	s.metrics.events.Collect(out)
+	m.calls.Collect(out)
+	m.took.Collect(out)
+	m.events.Collect(out)
 }

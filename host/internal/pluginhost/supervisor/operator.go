@@ -88,7 +88,7 @@ func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.
 		}
 		was := i.rec
 		i.rec.Refuse(serves, rolledBack)
-		for _, f := range s.files(i.name) {
+		for _, f := range s.found.files(i.name) {
 			sha, err := i.procs.Sum(f.path)
 			if sha == back {
 				break
@@ -159,7 +159,7 @@ func (i *binaries) keep(sha string) error {
 	if i.sup.store.Has(sha, i.name) {
 		return nil
 	}
-	for _, f := range i.sup.files(i.name) {
+	for _, f := range i.sup.found.files(i.name) {
 		if got, err := i.procs.Sum(f.path); err != nil || got != sha {
 			continue
 		}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-version"
@@ -28,6 +30,62 @@ type file struct {
 	path       string
 	version    *version.Version // from the file's name; nil: it has none
 	executable bool
+}
+
+// directory is the plugin directory as it was read last.
+type directory struct {
+	path      string
+	mu        sync.RWMutex
+	byName    map[string][]file
+	unsettled atomic.Bool // it has just changed
+}
+
+// read reads the directory again. skipped is called for each file that looks like a plugin but cannot be one.
+func (d *directory) read(skipped func(file, reason string)) error {
+	found, err := discover(d.path, skipped)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.byName = found
+	d.mu.Unlock()
+	return nil
+}
+
+// files returns the files of one plugin, the highest version first.
+func (d *directory) files(name string) []file {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.byName[name]
+}
+
+// startable returns the names of the plugins that have an executable file.
+func (d *directory) startable() (names []string) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	for name, files := range d.byName {
+		if slices.ContainsFunc(files, isExecutable) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// watch calls changed whenever something in the directory, or in a directory that a link in it leads to, has changed.
+func (d *directory) watch(ctx context.Context, changed func()) {
+	managed.WatchFiles(ctx, d.path, func() (paths []string) {
+		d.mu.RLock()
+		defer d.mu.RUnlock()
+		for _, files := range d.byName {
+			for _, f := range files {
+				paths = append(paths, f.path)
+			}
+		}
+		return paths
+	}, settleTime, lookEvery, func() { d.unsettled.Store(true) }, func() {
+		d.unsettled.Store(false)
+		changed()
+	})
 }
 
 // discover lists the files of the plugin directory by plugin name, the highest version first and files without a
@@ -110,25 +168,9 @@ const (
 	lookEvery = 5 * time.Second
 )
 
-// watchDir reads the plugin directory again whenever something in it, or in a directory that a link in it leads
-// to, has changed.
-func (s *Supervisor) watchDir(ctx context.Context) {
-	managed.WatchFiles(ctx, s.cfg.PluginDir, func() (paths []string) {
-		for _, files := range s.allFiles() {
-			for _, f := range files {
-				paths = append(paths, f.path)
-			}
-		}
-		return paths
-	}, settleTime, lookEvery, func() { s.unsettled.Store(true) }, func() {
-		s.unsettled.Store(false)
-		s.rescan()
-	})
-}
-
 // rescan reads the plugin directory, starts new plugins, and makes all instances check which binary should run.
 func (s *Supervisor) rescan() {
-	found, err := discover(s.cfg.PluginDir, func(file, reason string) {
+	err := s.found.read(func(file, reason string) {
 		s.log.Debug("a file of the plugin directory is not used", "file", file, "reason", reason)
 	})
 	if err != nil {
@@ -140,11 +182,9 @@ func (s *Supervisor) rescan() {
 	if s.closed() {
 		return
 	}
-	s.found = found
-	for name, files := range found {
-		if s.instances[name] == nil && slices.ContainsFunc(files, isExecutable) {
-			s.instances[name] = newInstance(s, name, s.spec(name))
-			s.launchInstance(s.instances[name])
+	for _, name := range s.found.startable() {
+		if s.instances[name] == nil {
+			s.launch(name)
 		}
 	}
 	for _, i := range s.instances {

@@ -75,9 +75,7 @@ func (s *Supervisor) known(name string) *instance {
 	defer s.imu.Unlock()
 	i := s.instances[name]
 	if i == nil && !s.closed() {
-		i = newInstance(s, name, s.spec(name))
-		s.instances[name] = i
-		s.launchInstance(i)
+		i = s.launch(name)
 	}
 	return i
 }

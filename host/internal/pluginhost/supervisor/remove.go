@@ -22,7 +22,7 @@ func (s *Supervisor) Remove(ctx context.Context, name string) error {
 	if i == nil {
 		return s.unknown(name)
 	}
-	if files := s.files(name); len(files) > 0 {
+	if files := s.found.files(name); len(files) > 0 {
 		return fmt.Errorf("plugin %q: %w, and would be started again: remove %s first", name, ErrHasFile, files[0].path)
 	}
 	done := make(chan error, 1)
@@ -49,7 +49,7 @@ func (s *Supervisor) RemoveFiles(name string) error {
 		return s.unknown(name)
 	}
 	remove := []string{signing.OriginPath(s.cfg.PluginDir, name)}
-	for _, f := range s.files(name) {
+	for _, f := range s.found.files(name) {
 		remove = append(remove, f.path, f.path+signing.SignatureEnd, f.path+signing.SumsEnd)
 	}
 	var errs []error
@@ -87,8 +87,7 @@ func (s *Supervisor) forget(i *instance) error {
 	}
 	s.imu.Lock()
 	if delete(s.instances, i.name); !s.closed() && (err != nil || s.configured(i.name)) {
-		s.instances[i.name] = newInstance(s, i.name, s.spec(i.name))
-		s.launchInstance(s.instances[i.name])
+		s.launch(i.name)
 	}
 	s.imu.Unlock()
 	close(i.gone)

@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// The errors of Acquire and WaitReady.
+// The errors of Acquire.
 var (
 	// ErrUnknown says that the plugin is neither in the plugin directory nor in the configuration.
 	ErrUnknown = errcode.NotFound.New("no such plugin")
@@ -19,8 +19,6 @@ var (
 	ErrUnavailable = errors.New("plugin is not available")
 	// ErrClosed says that the supervisor is closed.
 	ErrClosed = errcode.Unavailable.New("the plugin supervisor is closed")
-	// ErrLocked says that another host uses the data directory.
-	ErrLocked = errors.New("another host uses this data directory")
 )
 
 // State of a plugin.

@@ -29,20 +29,18 @@ import (
 
 // Supervisor runs the plugins of one host. Make it with New, then Open and Close it once.
 type Supervisor struct {
+	*metrics
 	cfg       Config
 	log       hclog.Logger
 	dir       string // <DataDir>/plugins
 	runDir    string
-	lock      *os.File
 	authority *wire.Authority
 	store     *managed.Store
-	metrics   *metrics
+	found     directory
 
 	imu       sync.RWMutex
 	instances map[string]*instance
-	found     map[string][]file        // of the plugin directory
 	plugins   atomic.Pointer[[]Plugin] // the configured ones; replaced by Reload
-	unsettled atomic.Bool              // the plugin directory has just changed
 
 	ctx     context.Context    // of the instances
 	cancel  context.CancelFunc // ends the instances
@@ -65,30 +63,26 @@ func New(cfg Config) *Supervisor {
 	cfg = cfg.withDefaults()
 	s := &Supervisor{
 		cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"),
-		metrics: newMetrics(),
+		found:   directory{path: cfg.PluginDir},
 		silence: defaultSilence, unwell: defaultUnwell, busy: defaultBusy,
 		closing: make(chan struct{}),
 	}
 	s.store = managed.NewStore(s.dir)
+	s.metrics = newMetrics(s.Status)
 	s.plugins.Store(&cfg.Plugins)
 	return s
 }
 
-// Open locks the data directory, finds the plugins and begins to start them, each independently. It fails only if
+// Open finds the plugins and begins to start them, each independently. It fails only if
 // no plugin could work; a plugin that does not come up shows in Status.
-func (s *Supervisor) Open(ctx context.Context) (err error) {
+func (s *Supervisor) Open(ctx context.Context) error {
 	if err := s.cfg.validate(); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			s.unlock()
-		}
-	}()
-	if err := s.prepare(ctx); err != nil {
+	if err := s.prepare(); err != nil {
 		return err
 	}
-	if s.found, err = discover(s.cfg.PluginDir, func(file, reason string) {
+	if err := s.found.read(func(file, reason string) {
 		s.log.Warn("a file of the plugin directory is not used", "file", file, "reason", reason)
 	}); err != nil {
 		return err
@@ -120,22 +114,6 @@ func (s *Supervisor) configured(name string) bool {
 	return slices.ContainsFunc(*s.plugins.Load(), func(p Plugin) bool { return p.Name == name })
 }
 
-// files returns the files of one plugin, the highest version first.
-func (s *Supervisor) files(name string) []file {
-	s.imu.RLock()
-	defer s.imu.RUnlock()
-	return slices.Clone(s.found[name])
-}
-
-func (s *Supervisor) allFiles() map[string][]file {
-	s.imu.RLock()
-	defer s.imu.RUnlock()
-	return maps.Clone(s.found)
-}
-
-// pathOf returns where a plugin's file would be.
-func (s *Supervisor) pathOf(name string) string { return filepath.Join(s.cfg.PluginDir, name) }
-
 func (s *Supervisor) instance(name string) *instance {
 	s.imu.RLock()
 	defer s.imu.RUnlock()
@@ -157,12 +135,7 @@ func (s *Supervisor) start(parent context.Context, recorded []string) {
 	s.ctx, s.cancel = context.WithCancel(parent)
 	s.imu.Lock()
 	s.instances = map[string]*instance{}
-	var names []string
-	for name, files := range s.found {
-		if slices.ContainsFunc(files, isExecutable) {
-			names = append(names, name)
-		}
-	}
+	names := s.found.startable()
 	for _, p := range *s.plugins.Load() {
 		names = append(names, p.Name)
 	}
@@ -180,7 +153,15 @@ func (s *Supervisor) start(parent context.Context, recorded []string) {
 		s.launchInstance(i)
 	}
 	s.imu.Unlock()
-	s.running.Go(func() { s.watchDir(s.ctx) })
+	s.running.Go(func() { s.found.watch(s.ctx, s.rescan) })
+}
+
+// launch begins the instance of a plugin, whatever instance the plugin had before. The caller holds imu.
+func (s *Supervisor) launch(name string) *instance {
+	i := newInstance(s, name, s.spec(name))
+	s.instances[name] = i
+	s.launchInstance(i)
+	return i
 }
 
 // launchInstance starts an instance's goroutine.
@@ -224,7 +205,6 @@ func (s *Supervisor) Close() error {
 		if s.runDir != filepath.Join(s.dir, "run") {
 			_ = os.Remove(s.runDir) // outside the data directory; removed if empty
 		}
-		s.unlock()
 	})
 	return nil
 }
@@ -286,16 +266,6 @@ func (s *Supervisor) acquire(ctx context.Context, name string, forCall bool) (Ha
 	}, nil
 }
 
-// WaitReady waits until a plugin is up. Its errors are those of Acquire.
-func (s *Supervisor) WaitReady(ctx context.Context, name string) error {
-	handle, err := s.Acquire(ctx, name)
-	if err != nil {
-		return err
-	}
-	handle.Release()
-	return nil
-}
-
 func (s *Supervisor) unknown(name string) error {
 	return fmt.Errorf("%w: %q is neither in %s nor configured (there are: %q)", ErrUnknown, name, s.cfg.PluginDir,
 		s.names())
@@ -352,7 +322,7 @@ func debuggedAt(p Plugin) (socket string) {
 func (s *Supervisor) Missing() (names []string) {
 	for _, p := range *s.plugins.Load() {
 		if i := s.instance(p.Name); i != nil && i.snapshot().PID == 0 &&
-			!slices.ContainsFunc(s.files(p.Name), isExecutable) {
+			!slices.ContainsFunc(s.found.files(p.Name), isExecutable) {
 			names = append(names, p.Name)
 		}
 	}

@@ -97,18 +97,6 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func TestOneHostAtATime(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	first := w.open()
-	second := supervisor.New(w.cfg)
-	if err := second.Open(t.Context()); !errors.Is(err, supervisor.ErrLocked) {
-		t.Errorf("opened twice: %v", err)
-	}
-	second.Close()
-	mustCall(t, first, "fixture", "")
-}
-
 func TestCrashIsRestarted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -29,9 +29,11 @@ func main() {
 	if err := s.Open(context.Background()); err != nil {
 		fail(err)
 	}
-	if err := s.WaitReady(context.Background(), os.Args[2]); err != nil {
+	handle, err := s.Acquire(context.Background(), os.Args[2])
+	if err != nil {
 		fail(err)
 	}
+	handle.Release()
 	for _, st := range s.Status() {
 		if st.Name == os.Args[2] {
 			fmt.Println(st.PID)
