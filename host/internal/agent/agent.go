@@ -109,7 +109,8 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	}
 }
 
-// open opens all parts.
+// open opens all parts. If one fails, close stops the plugins and drivers that this start has begun. Those that an
+// earlier agent left running go on, for the next start to find.
 func (a *agent) open(ctx context.Context) error {
 	began := time.Now()
 	if err := a.openTraces(ctx); err != nil {
@@ -117,7 +118,12 @@ func (a *agent) open(ctx context.Context) error {
 	}
 	for _, step := range a.role() {
 		if err := step.open(ctx); err != nil {
-			a.stopStarted()
+			if a.plugins != nil {
+				a.plugins.StopStarted()
+			}
+			if a.drivers != nil {
+				a.drivers.StopStarted()
+			}
 			return fmt.Errorf("start the agent: %s: %w", step.name, err)
 		}
 	}
@@ -196,7 +202,8 @@ type agent struct {
 	tokens      *tokens.Authority
 	services    *services.Registrar
 	drivers     *drivers.Registry
-	driversUp   chan struct{} // closed when the drivers are open
+	calls       drivers.Caller // calls drivers of this node
+	driversUp   chan struct{}  // closed when the drivers are open
 	devices     *devices.Registry
 	controllers *controllers.Controllers
 	workloads   *workload.Manager
@@ -231,17 +238,6 @@ func (a *agent) stopAgent(plugins bool) (pluginsStop, workloadsStop bool) {
 	}
 	a.stop()
 	return a.stopPlugins.Load() || a.cfg.Dev, a.cfg.Dev
-}
-
-// stopStarted makes close stop the plugins and drivers that this start has begun. Those that an earlier agent left
-// running go on, for the next start to find.
-func (a *agent) stopStarted() {
-	if a.plugins != nil {
-		a.plugins.StopStarted()
-	}
-	if a.drivers != nil {
-		a.drivers.StopStarted()
-	}
 }
 
 const (

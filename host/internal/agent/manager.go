@@ -38,7 +38,7 @@ func (a *agent) keepManagerInformed(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if err := a.answers(ctx, every); err == nil {
+		if err := answers(ctx, a.cfg.Socket, every); err == nil {
 			a.told(a.manager.Tell(servicemanager.Alive))
 		} else if ctx.Err() == nil {
 			a.log.Warn("the agent does not answer itself, and the service manager will restart it if that goes on", "error", err)
@@ -46,15 +46,15 @@ func (a *agent) keepManagerInformed(ctx context.Context) {
 	}
 }
 
-// answers calls the API on its socket. Whatever it answers, the agent lives.
-func (a *agent) answers(ctx context.Context, patience time.Duration) error {
+// answers calls the API on a socket. Whatever it answers, the agent lives.
+func answers(ctx context.Context, socket string, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var dialer net.Dialer
-			return dialer.DialContext(ctx, "unix", a.cfg.Socket)
+			return dialer.DialContext(ctx, "unix", socket)
 		},
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://pannier/v1/health", http.NoBody)
@@ -63,7 +63,7 @@ func (a *agent) answers(ctx context.Context, patience time.Duration) error {
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		return fmt.Errorf("call the API on %s: %w", a.cfg.Socket, err)
+		return fmt.Errorf("call the API on %s: %w", socket, err)
 	}
 	return resp.Body.Close()
 }

@@ -25,7 +25,6 @@ func (n *node) steps() []step {
 		{"journal", n.openJournal},
 		{"secrets", n.openSecrets},
 		{"plugins", n.openPlugins}, // they come up while the servers are found
-		{"devices", n.followDevices},
 		{"cluster", n.joinCluster},
 		{"fence", n.openLease},
 		{"ledger", n.openLedger},
@@ -33,8 +32,6 @@ func (n *node) steps() []step {
 		{"drivers", n.openDrivers},
 		{"peers", n.openPeers},
 		{"workloads", n.openWorkloads},
-		{"conditions", n.watchConditions},
-		{"services", n.keepServices},
 		{"node record", n.openNodeRecord},
 		{"lease", n.keepLease},
 		{"API", n.openServer},
@@ -67,7 +64,7 @@ func (n *node) openConsul(context.Context) error { return n.newConsul(nil, nil) 
 func (n *node) openDrivers(ctx context.Context) error {
 	n.newDrivers()
 	n.controllers = controllers.New(controllers.Config{
-		Node: n.cfg.Name, ClusterID: n.clusterID, Calls: n.driverCalls(), Secrets: n.servers.VolumeSecrets,
+		Node: n.cfg.Name, ClusterID: n.clusterID, Calls: n.calls, Secrets: n.servers.VolumeSecrets,
 	})
 	return n.startDrivers(ctx, n.memberDeps())
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/tracing"
+	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/identity"
@@ -45,8 +46,13 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	a.openDoors(a.cfg)
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
-		OnEvent: a.pluginEvent, OnPluginEvent: a.publish,
-		DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
+		OnEvent: func(e supervisor.Event) {
+			a.events.Publish(events.Event{
+				Time: e.Time, Topic: events.TopicPlugin, Type: string(e.Type), Subject: e.Status.Name, Message: e.Message,
+			})
+		},
+		OnPluginEvent: a.publish,
+		DieWithHost:   a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
 		Probe: a.probe, Services: a.hosting, Signing: a.cfg.PluginSigning, HostIP: hostIP(a.cfg),
 	}
 	if a.traces != nil {
@@ -69,6 +75,8 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		return fmt.Errorf("there is no plugin in %s, and %s cannot work without: install the plugins there, or set plugin_dir",
 			a.cfg.PluginDir, uses[0].Of)
 	}
+	a.devices = devices.New(a.catalog, a.events, a.log.Named("devices"))
+	a.closers.loop(ctx, a.devices.Run)
 	return nil
 }
 
@@ -252,13 +260,6 @@ func unserved(u catalog.Use, plugins []supervisor.Status) string {
 		return fmt.Sprintf("plugin %q is %s: %s", p.Name, p.State, p.LastError)
 	}
 	return ""
-}
-
-func (a *agent) pluginEvent(e supervisor.Event) {
-	a.events.Publish(events.Event{
-		Time: e.Time, Topic: events.TopicPlugin, Type: string(e.Type), Subject: e.Status.Name,
-		Message: e.Message,
-	})
 }
 
 // publish publishes a plugin's own events. What the host itself reports of a plugin has no "event" among its details.

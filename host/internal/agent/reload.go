@@ -12,7 +12,6 @@ import (
 
 	"github.com/pannier/pannier/host/internal/apiserver/agentapi"
 	"github.com/pannier/pannier/host/internal/config"
-	"github.com/pannier/pannier/host/internal/config/doctor"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -65,12 +64,6 @@ func Check(cfg *config.Agent) error {
 		return problems
 	}
 	return nil
-}
-
-// patient is this machine with the configuration that the agent runs with, whose files may have mistakes by now.
-func (a *agent) patient() doctor.Patient {
-	_, err := a.cfg.Reload()
-	return doctor.Patient{Config: a.cfg, ConfigErr: err}
 }
 
 // errConfiguration says that the files have mistakes. Nothing was changed then.

@@ -33,7 +33,6 @@ func (s *server) steps() []step {
 		{"journal", s.openJournal},
 		{"secrets", s.openSecrets},
 		{"plugins", s.openPlugins}, // they come up while the ledger is read
-		{"devices", s.followDevices},
 		{"cluster", s.joinCluster},
 		{"fence", s.openLease},
 		{"ledger", s.openLedger},
@@ -43,8 +42,6 @@ func (s *server) steps() []step {
 		{"peers", s.openPeers},
 		{"key rotation", s.rotateKeys}, // before anything is opened with the keys
 		{"workloads", s.openWorkloads},
-		{"conditions", s.watchConditions},
-		{"services", s.keepServices},
 		{"node record", s.openNodeRecord},
 		{"lease", s.keepLease},
 		{"watcher", s.openWatcher},
@@ -116,7 +113,7 @@ func (s *server) openConsul(context.Context) error {
 func (s *server) openDrivers(ctx context.Context) error {
 	s.newDrivers()
 	s.controllers = controllers.New(controllers.Config{
-		Node: s.cfg.Name, ClusterID: s.clusterID, Calls: s.driverCalls(), Secrets: s.unseal,
+		Node: s.cfg.Name, ClusterID: s.clusterID, Calls: s.calls, Secrets: s.unseal,
 		Cluster: &noderecord.Directory{Cluster: s.cluster, Calls: s.nodes.Storage},
 	})
 	return s.startDrivers(ctx, s.memberDeps())

@@ -18,15 +18,12 @@ func (s *standalone) steps() []step {
 		{"journal", s.openJournal},
 		{"secrets", s.openSecrets},
 		{"plugins", s.openPlugins}, // they come up while the ledger is read
-		{"devices", s.followDevices},
 		{"ledger", s.openLedger},
 		{"secrets keys", s.openKeys},
 		{"consul", s.openConsul},
 		{"drivers", s.openDrivers},
 		{"key rotation", s.rotateKeys}, // before anything is opened with the keys
 		{"workloads", s.openWorkloads},
-		{"conditions", s.watchConditions},
-		{"services", s.keepServices},
 		{"node record", s.openNodeRecord},
 		{"drain", s.followDrains},
 		{"watcher", s.openWatcher},
@@ -54,7 +51,7 @@ func (s *standalone) openConsul(context.Context) error { return s.newConsul(s.cl
 func (s *standalone) openDrivers(ctx context.Context) error {
 	s.newDrivers()
 	s.controllers = controllers.New(controllers.Config{
-		Node: s.cfg.Name, ClusterID: s.clusterID, Calls: s.driverCalls(),
+		Node: s.cfg.Name, ClusterID: s.clusterID, Calls: s.calls,
 		Secrets: s.unseal,
 	})
 	deps := s.workloadDeps()

@@ -25,6 +25,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/volumes"
 	"github.com/pannier/pannier/host/internal/apiserver/workloads"
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/config/doctor"
 	"github.com/pannier/pannier/host/internal/consul/credentials"
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
@@ -37,7 +38,6 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/frontdoors"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload"
-	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/identity"
@@ -58,12 +58,6 @@ func (a *agent) openSecrets(context.Context) (err error) {
 			"secrets.keys"), Shared: a.cfg.TLS != nil,
 	})
 	return err
-}
-
-func (a *agent) followDevices(ctx context.Context) error {
-	a.devices = devices.New(a.catalog, a.events, a.log.Named("devices"))
-	a.closers.loop(ctx, a.devices.Run)
-	return nil
 }
 
 // newConsul makes what gets services their tokens and registers them in Consul. An agent without a consul block
@@ -119,11 +113,7 @@ func (a *agent) newDrivers() {
 		InUse: func(id string) []string { return a.workloads.WorkloadsUsing(id) }, DieWithHost: a.cfg.Dev,
 		ReadSecret: config.ReadSecret,
 	})
-}
-
-// driverCalls makes calls to the drivers of this node.
-func (a *agent) driverCalls() drivers.Caller {
-	return drivers.Caller{Drivers: a.drivers, Storage: a.catalog.DoStorage}
+	a.calls = drivers.Caller{Drivers: a.drivers, Storage: a.catalog.DoStorage}
 }
 
 // workloadDeps returns the workloads' dependencies in every role.
@@ -136,7 +126,7 @@ func (a *agent) workloadDeps() workload.Deps {
 	}
 	return workload.Deps{
 		Ledger: a.ledger, Drivers: a.drivers, Devices: a.devices,
-		Calls: a.driverCalls(), ReadSecret: config.ReadSecret, Events: a.events, Services: a.services,
+		Calls: a.calls, ReadSecret: config.ReadSecret, Events: a.events, Services: a.services,
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
 		SecretsDir: files, IdentityTimeout: timeouts, Traces: a.traces,
 	}
@@ -178,24 +168,19 @@ func declaredDriver(d config.Driver, apart bool) drivers.Spec {
 	}
 }
 
-func (a *agent) openWorkloads(ctx context.Context) (err error) {
+// openWorkloads opens the workloads, publishes what drivers report of the volumes that are mounted here, and keeps
+// services registered.
+func (a *agent) openWorkloads(ctx context.Context) error {
 	a.closers.add(a.workloads.Close)
-	_, err = a.workloads.Open(ctx)
-	return err
-}
-
-// watchConditions publishes what drivers report of the volumes that are mounted here.
-func (a *agent) watchConditions(ctx context.Context) error {
+	if _, err := a.workloads.Open(ctx); err != nil {
+		return err
+	}
 	m := &conditions.Monitor{
 		Node: a.cfg.Name, Mounted: a.workloads.Mounted, Ask: a.controllers.ConditionsHere,
 		NoVolumes: !a.cfg.VolumeMetrics, Events: a.events, Log: a.log.Named("conditions"),
 	}
 	a.metrics.MustRegister(m)
 	a.closers.loop(ctx, m.Run)
-	return nil
-}
-
-func (a *agent) keepServices(ctx context.Context) error {
 	a.closers.loop(ctx, a.services.Run)
 	return nil
 }
@@ -245,11 +230,15 @@ func (a *agent) apiConfig() apiserver.Config {
 			Name: name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, Socket: a.cfg.Socket,
 			StartedAt: a.started, Bus: a.events, Metrics: a.metrics, Nodes: others, Services: a.services,
 			Leftovers: func() []string { return a.workloads.Repairs.Leftovers() }, End: a.stopAgent, ReadConfig: a.reload,
-			Patient: a.patient, Diagnosis: a.diagnosis, Follow: a.monitor, Replace: a.upgrade, Upgraded: a.outcome.Load,
+			Patient: func() doctor.Patient {
+				_, err := a.cfg.Reload() // the files may have mistakes by now
+				return doctor.Patient{Config: a.cfg, ConfigErr: err}
+			},
+			Diagnosis: a.diagnosis, Follow: a.monitor, Replace: a.upgrade, Upgraded: a.outcome.Load,
 		},
 	}
 	a.metrics.MustRegister(a.hosting, a.plugins, a.workloads.Metrics)
-	a.measureHost()
+	measureHost(a.metrics, a.cfg.DataDir)
 	return cfg
 }
 
@@ -310,17 +299,17 @@ func (a *agent) followSignals(ctx context.Context) error {
 }
 
 // measureHost adds the metrics of the agent's process and of its data directory's file system.
-func (a *agent) measureHost() {
+func measureHost(metrics *prometheus.Registry, dataDir string) {
 	disk := func(name, help string, of func(fs *unix.Statfs_t) uint64) prometheus.Collector {
 		return gauge(name, help, func() float64 {
 			var fs unix.Statfs_t
-			if unix.Statfs(a.cfg.DataDir, &fs) != nil {
+			if unix.Statfs(dataDir, &fs) != nil {
 				return 0 // the alert on it is right
 			}
 			return float64(of(&fs) * uint64(fs.Bsize))
 		})
 	}
-	a.metrics.MustRegister(
+	metrics.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		disk("data_dir_free_bytes", "Free bytes of the file system of the data directory, for a user other than root.",
