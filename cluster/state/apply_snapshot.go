@@ -41,7 +41,8 @@ func (tx volumeWrites) DeleteSnapshot(c *command.DeleteSnapshot) ([]claim.Snapsh
 	var result []claim.SnapshotRef
 	for i := range found[:min(len(found), command.MaxItems)] {
 		s := &found[i]
-		if err := write(tx.writeTx, snapshotKey(s.SnapshotRef), (*claim.Snapshot)(nil), snapshotIndexKeys(s), nil); err != nil {
+		err = write(tx.writeTx, snapshotKey(s.SnapshotRef), (*claim.Snapshot)(nil), snapshotIndexKeys(s), nil)
+		if err != nil {
 			return nil, err
 		}
 		result = append(result, s.SnapshotRef)

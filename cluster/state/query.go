@@ -280,7 +280,8 @@ func (tx *ReadTx) Driver(id string) (claim.Driver, error) {
 	if err != nil {
 		return d, err
 	}
-	return d, tx.setNodes(&d)
+	err = tx.setNodes(&d)
+	return d, err
 }
 
 func (tx *ReadTx) setNodes(d *claim.Driver) error {

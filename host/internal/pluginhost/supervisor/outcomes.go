@@ -233,7 +233,7 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 	defer context.AfterFunc(c.gen.abandoned, cancel)() //nolint:contextcheck // also ends with the process
 	began := time.Now()
 	err := c.ClientConn.Invoke(inner, method, args, reply, opts...)
-	c.gen.i.sup.metrics.called(c.gen, method, err, time.Since(began))
+	c.gen.i.sup.called(c.gen, method, err, time.Since(began))
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.gen.abandoned.Err() != nil {
 		return replaced{errAbandoned}
 	}
