@@ -13,7 +13,7 @@ import (
 // Node is an agent as it last described itself.
 type Node struct {
 	Name       string                `json:"name"`
-	BootID     string                `json:"boot_id"` // of its kernel: after a change nothing counts as mounted
+	BootID     string                `json:"boot_id"` // of its machine (process.MachineID, and its address)
 	Address    string                `json:"address,omitempty"`
 	Drivers    map[string]NodeDriver `json:"drivers,omitempty"` // by driver id
 	Devices    []NodeDevices         `json:"devices,omitempty"` // by group and plugin
@@ -65,9 +65,8 @@ func (s NodeStatus) Valid() bool {
 func (n *Node) Ready() bool { return n.Status == "" || n.Status == NodeReady }
 
 // AnotherBoot reports whether the node, of which this is the record, may use its claims until its lease is over, and
-// bootID is not of the boot that has that lease: the machine was booted again, or is another one with a copy of the
-// data
-// directory. A host in no cluster has no secret, and no lease.
+// bootID is not of the machine that has that lease: it was booted again, its address has changed, or it is another
+// machine with a copy of the data directory, such as another container. A host in no cluster has no secret, and no lease.
 func (n *Node) AnotherBoot(bootID string) bool {
 	return n.SecretHash != "" && n.BootID != "" && bootID != "" && n.BootID != bootID && n.Status != NodeDown
 }

@@ -88,6 +88,13 @@ var leases = []mutant{
 		pkg: heartbeatPkg, run: "^TestNoPromiseToAnotherMachine$",
 	},
 	{
+		name: "machine-by-kernel", promise: "two containers of one kernel are two machines",
+		in: "host/internal/system/process", decl: "MachineID",
+		old: "bootID(), ns.Ino, first.StartTime), nil",
+		new: "bootID(), 0*ns.Ino, 0*first.StartTime), nil",
+		pkg: "./host/internal/system/process", run: "^TestMachineID$",
+	},
+	{
 		name: "lease-before-reconciling", promise: "a node from which claims were taken compares before it gets a lease again",
 		in: "host/internal/fencing/lease", decl: "Keeper.send",
 		old: "	if k.Back != nil && a.LostIndex > k.comparedTo.Load() {\n",

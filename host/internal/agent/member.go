@@ -58,6 +58,12 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 		return err
 	}
 	m.closers.add(m.port.Close)
+	machineID, err := process.MachineID()
+	if err != nil {
+		return err
+	}
+	// Containers that share a PID namespace have addresses of their own.
+	machineID += "@" + m.port.Addr().String()
 	m.dialer = transport.NewDialer(m.certs, m.traces.Client()...)
 	m.closers.add(m.dialer.Close)
 	key, err := m.cfg.Gossip.Read()
@@ -84,11 +90,11 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	}
 	m.closers.add(m.discovery.Close)
 	m.servers = peer.NewServers(peer.ServersConfig{
-		Name: m.cfg.Name, Secret: m.secret, BootID: process.BootID(), Servers: m.knownServers, Dialer: m.dialer,
+		Name: m.cfg.Name, Secret: m.secret, BootID: machineID, Servers: m.knownServers, Dialer: m.dialer,
 		Terms: m.terms,
 	})
 	m.here = &peer.Node{Info: peer.Info{
-		Name: m.cfg.Name, Version: m.version, BootID: process.BootID(),
+		Name: m.cfg.Name, Version: m.version, BootID: machineID,
 		SecretHash: m.secret.Hash(), StartedAt: m.started,
 	}}
 	return nil
@@ -141,6 +147,7 @@ func (m *member) servePeers(leader *peer.Leader) {
 
 func (m *member) openNodeRecord(ctx context.Context) error {
 	m.newRegistrar()
+	m.registrar.BootID = m.here.Info.BootID
 	m.registrar.Address, m.registrar.SecretHash = m.port.Addr().String(), m.secret.Hash()
 	m.closers.loop(ctx, m.registrar.Run)
 	return nil

@@ -43,7 +43,7 @@ type Dialer interface {
 
 // ServersConfig is what Servers work with.
 type ServersConfig struct {
-	// Name is this agent's, Secret its node's, and BootID its kernel's.
+	// Name is this agent's, Secret its node's, and BootID its machine's.
 	Name   string
 	Secret Secret
 	BootID string

@@ -18,6 +18,21 @@ import (
 // BootID identifies this boot of the machine (random(4), /proc/sys/kernel/random/boot_id).
 func BootID() string { return bootID() }
 
+// MachineID identifies this machine as long as its processes live: the kernel's boot, the PID namespace and the start
+// of its PID 1. Two containers of one kernel are two machines, and a container that is started again is another one.
+// Mounts outlive a container's processes: what is mounted is recorded by BootID.
+func MachineID() (string, error) {
+	var ns unix.Stat_t
+	if err := unix.Stat(procfs.Root+"/self/ns/pid", &ns); err != nil {
+		return "", fmt.Errorf("read the PID namespace: %w", err)
+	}
+	first, err := procfs.ReadStat(procfs.Dir(1))
+	if err != nil {
+		return "", fmt.Errorf("read when PID 1 started: %w", err)
+	}
+	return fmt.Sprintf("%s/%d/%d", bootID(), ns.Ino, first.StartTime), nil
+}
+
 // Observe returns a process that somebody else started, to wait for its end and to find it again by its Ref. ErrGone:
 // there is none with that PID.
 func Observe(pid int) (*Process, error) {
