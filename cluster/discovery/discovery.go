@@ -71,8 +71,10 @@ type Discovery struct {
 	serf *serf.Serf
 	log  hclog.Logger
 
+	announcing sync.Mutex // held while self changes and is sent
+	self       Self
+
 	mu      sync.Mutex
-	self    Self
 	changed notify.Broadcast
 	odd     map[string]bool  // members that were logged as unparsable
 	told    map[string]bool  // addresses at which others lately believed this agent to be
@@ -271,16 +273,25 @@ func (d *Discovery) Addr() string {
 // SetFormed announces that this server's cluster has been formed. Agents that miss the announcement learn it
 // later.
 func (d *Discovery) SetFormed() {
-	d.mu.Lock()
-	before := d.self.Formed
-	d.self.Formed = true
-	tags := d.self.tags()
-	d.mu.Unlock()
-	if before {
+	d.announce(func(s *Self) { s.Formed = true })
+}
+
+// SetCluster announces the id of this agent's cluster.
+func (d *Discovery) SetCluster(id string) {
+	d.announce(func(s *Self) { s.Cluster = id })
+}
+
+// announce changes what this agent says about itself.
+func (d *Discovery) announce(change func(*Self)) {
+	d.announcing.Lock()
+	defer d.announcing.Unlock()
+	before := d.self
+	change(&d.self)
+	if d.self == before {
 		return
 	}
-	if err := d.serf.SetTags(tags); err != nil {
-		d.log.Debug("no member has confirmed yet the announcement that this server's cluster is formed", "error", err)
+	if err := d.serf.SetTags(d.self.tags()); err != nil {
+		d.log.Debug("no member has confirmed yet what this agent announces", "error", err)
 	}
 }
 

@@ -39,6 +39,8 @@ type Self struct {
 	Version    string // of the program
 	// Machine tells machines of one name apart: claim.Machine of the node's secret.
 	Machine string
+	// Cluster is the cluster's id; empty until this agent has learned it.
+	Cluster string
 	// Formed says that a server's cluster has been formed: the server has raft state.
 	Formed bool
 }
@@ -61,6 +63,7 @@ const (
 	tagVer     = "version"
 	tagFormed  = "bootstrapped"
 	tagMachine = "machine"
+	tagCluster = "cluster"
 )
 
 func (s Self) tags() map[string]string {
@@ -70,6 +73,9 @@ func (s Self) tags() map[string]string {
 	}
 	if s.Role == Server {
 		tags[tagExpect] = strconv.Itoa(s.Expect)
+	}
+	if s.Cluster != "" {
+		tags[tagCluster] = s.Cluster
 	}
 	if s.Formed {
 		tags[tagFormed] = "1"
@@ -106,6 +112,7 @@ func parse(m serf.Member) (Member, error) {
 		Self: Self{
 			Name: m.Name, Role: role, Datacenter: m.Tags[tagDC], RPC: m.Tags[tagRPC],
 			Version: m.Tags[tagVer], Formed: m.Tags[tagFormed] == "1", Machine: m.Tags[tagMachine],
+			Cluster: m.Tags[tagCluster],
 		},
 		Status: status(m.Status),
 		Gossip: net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port))),

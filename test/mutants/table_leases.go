@@ -95,6 +95,20 @@ var leases = []mutant{
 		pkg: "./host/internal/system/process", run: "^TestMachineID$",
 	},
 	{
+		name: "single-host-joins", promise: "a single host's ledger is no second cluster beside the one that it joins",
+		in: "host/internal/agent", decl: "member.checkLedger",
+		old: "		if (err == nil) != want {\n",
+		new: "		if (err == nil) != want || path == ledger {\n",
+		pkg: "./host/internal/agent", run: "^TestLedgerOfASingleHost$",
+	},
+	{
+		name: "two-clusters-pass", promise: "a pool that holds two clusters fails the checks",
+		in: "host/internal/config/doctor", decl: "OneCluster",
+		old: "	if len(clusters) < 2 {\n",
+		new: "	if len(clusters) < 3 {\n",
+		pkg: "./host/internal/config/doctor", run: "^TestOneCluster$",
+	},
+	{
 		name: "lease-before-reconciling", promise: "a node from which claims were taken compares before it gets a lease again",
 		in: "host/internal/fencing/lease", decl: "Keeper.send",
 		old: "	if k.Back != nil && a.LostIndex > k.comparedTo.Load() {\n",

@@ -2,12 +2,15 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/discovery"
@@ -47,7 +50,10 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	if m.certs, err = pki.Load(*m.cfg.TLS, self, m.log.Named("tls")); err != nil {
 		return err
 	}
-	if m.secret, err = peer.OpenSecret(filepath.Join(m.cfg.DataDir, "node.secret")); err != nil {
+	if err := m.checkLedger(); err != nil {
+		return err
+	}
+	if m.secret, err = peer.OpenSecret(filepath.Join(m.cfg.DataDir, secretFile)); err != nil {
 		return err
 	}
 	m.port, err = transport.Open(ctx, transport.Config{
@@ -98,6 +104,30 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 		SecretHash: m.secret.Hash(), StartedAt: m.started,
 	}}
 	return nil
+}
+
+// secretFile, in the data directory, has the node's secret. A single host has none.
+const secretFile = "node.secret"
+
+// checkLedger refuses the ledger of a single host in an agent that is to be in a cluster with others: it would be a
+// second cluster beside theirs, and a volume could be claimed in both.
+func (m *member) checkLedger() error {
+	if m.cfg.Server.Enabled && m.cfg.Server.BootstrapExpect == 1 && len(m.cfg.RetryJoin) == 0 {
+		return nil // the single host becomes the first server
+	}
+	ledger := filepath.Join(m.cfg.DataDir, "ledger")
+	for path, want := range map[string]bool{ledger: true, filepath.Join(m.cfg.DataDir, secretFile): false} {
+		_, err := os.Stat(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if (err == nil) != want {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is the ledger of a single host, and this agent is to be in a cluster with others: if the host"+
+		" has volumes to keep, make it the first server (bootstrap_expect = 1, no retry_join), and let the others join it;"+
+		" if not, move the ledger away (mv %s %s.single) and start the agent again", ledger, ledger, ledger)
 }
 
 // rpcSocket names the socket of the port for other agents.
@@ -173,7 +203,24 @@ func (m *member) keepLease(ctx context.Context) error {
 		},
 	}
 	m.closers.loop(ctx, k.Run)
+	m.closers.loop(ctx, m.announceCluster)
 	return m.followDrains(ctx)
+}
+
+// announceCluster announces the cluster's id once the ledger has it.
+func (m *member) announceCluster(ctx context.Context) {
+	for {
+		id, err := m.clusterID(ctx)
+		if err == nil {
+			m.discovery.SetCluster(id)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 // fenced describes what the fence did to a workload since a time in this boot.

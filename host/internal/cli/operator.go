@@ -133,6 +133,9 @@ unhealthy.`,
 					c.heading("")
 					c.Say("%s may fail before the ledger stops", escape.Count(resp.GetFailureTolerance(), "more server"))
 				})
+				if err == nil {
+					err = oneCluster(ctx, c)
+				}
 				if err == nil && !resp.GetHealthy() {
 					return silentExit(ExitError)
 				}

@@ -2,13 +2,24 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/pflag"
 
+	"github.com/pannier/pannier/host/internal/config/doctor"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
+
+// oneCluster fails if the agent's pool holds more than one cluster. Callers who may not list its members pass.
+func oneCluster(ctx context.Context, c *call) error {
+	resp, err := c.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
+	if err != nil {
+		return nil //nolint:nilerr // what the caller asked for was answered
+	}
+	return doctor.OneCluster(resp.GetMembers())
+}
 
 func serverNoun() noun {
 	leave := &hostv1.ForceLeaveRequest{}
@@ -26,7 +37,7 @@ func serverNoun() noun {
 					t.Row(m.GetName(), m.GetRole(), stateCell(m.GetStatus()), leader, m.GetAddress(), m.GetRpcAddress(),
 						m.GetDatacenter(), m.GetVersion())
 				}
-				return c.Tables(resp, err, t)
+				return errors.Join(c.Tables(resp, err, t), doctor.OneCluster(resp.GetMembers()))
 			},
 		},
 		{

@@ -38,6 +38,9 @@ func statusVerb() verb {
 					}
 					showStatus(c.Printer, resp)
 				})
+				if err == nil && !watch {
+					err = oneCluster(ctx, c)
+				}
 				if !watch || err != nil && ctx.Err() == nil {
 					return err
 				}

@@ -46,6 +46,7 @@ func (h *Handler) ListMembers(context.Context, *hostv1.ListMembersRequest) (*hos
 		resp.Members = append(resp.Members, &hostv1.Member{
 			Name: m.Name, Address: m.Gossip, RpcAddress: m.RPC, Status: string(m.Status), Role: string(m.Role),
 			Datacenter: m.Datacenter, Version: m.Version, Leader: m.Name == leader,
+			Cluster: m.Cluster,
 		})
 	}
 	return resp, nil

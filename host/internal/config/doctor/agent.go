@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -208,6 +209,25 @@ func (p *Patient) releases(context.Context) []Finding {
 // udpPatience is how long the answer to a packet of gossip may take.
 const udpPatience = time.Second
 
+// OneCluster returns an error if the members that have not left belong to more than one cluster.
+func OneCluster(members []*hostv1.Member) error {
+	clusters := map[string][]string{}
+	for _, m := range members {
+		if m.GetCluster() != "" && m.GetStatus() != string(discovery.Left) {
+			clusters[m.GetCluster()] = append(clusters[m.GetCluster()], m.GetName())
+		}
+	}
+	if len(clusters) < 2 {
+		return nil
+	}
+	var of []string
+	for _, id := range slices.Sorted(maps.Keys(clusters)) {
+		of = append(of, fmt.Sprintf("%s (%s)", id, strings.Join(clusters[id], ", ")))
+	}
+	return fmt.Errorf("the pool holds %d clusters, each with a ledger of its own: %s: on the agents of"+
+		" all but one, stop the agent and move the ledger out of data_dir", len(clusters), strings.Join(of, "; "))
+}
+
 // peers: gossip goes by UDP, and by TCP to the same port; calls by TCP.
 func (p *Patient) peers(ctx context.Context) []Finding {
 	resp, err := p.Client.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
@@ -215,6 +235,9 @@ func (p *Patient) peers(ctx context.Context) []Finding {
 		return unread(Fail, "the members cannot be listed", err, "pannier server members")
 	}
 	var problems []Finding
+	if err := OneCluster(resp.GetMembers()); err != nil {
+		problems = one(Fail, err.Error(), "pannier server members")
+	}
 	reached := 0
 	gossips := map[string]string{} // those that TCP reaches
 	for _, m := range resp.GetMembers() {

@@ -1070,10 +1070,12 @@ type Member struct {
 	// status is alive, leaving, left or failed.
 	Status string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
 	// role is server or node.
-	Role          string `protobuf:"bytes,5,opt,name=role,proto3" json:"role,omitempty"`
-	Datacenter    string `protobuf:"bytes,6,opt,name=datacenter,proto3" json:"datacenter,omitempty"`
-	Version       string `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
-	Leader        bool   `protobuf:"varint,8,opt,name=leader,proto3" json:"leader,omitempty"`
+	Role       string `protobuf:"bytes,5,opt,name=role,proto3" json:"role,omitempty"`
+	Datacenter string `protobuf:"bytes,6,opt,name=datacenter,proto3" json:"datacenter,omitempty"`
+	Version    string `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
+	Leader     bool   `protobuf:"varint,8,opt,name=leader,proto3" json:"leader,omitempty"`
+	// cluster is the id of its cluster; empty while it has learned none. A pool with two of them has two ledgers.
+	Cluster       string `protobuf:"bytes,9,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1162,6 +1164,13 @@ func (x *Member) GetLeader() bool {
 		return x.Leader
 	}
 	return false
+}
+
+func (x *Member) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
 }
 
 type JoinMembersRequest struct {
@@ -1898,7 +1907,7 @@ const file_pannier_host_v1_operator_proto_rawDesc = "" +
 	"\x06server\x18\a \x01(\tR\x06server\"\x14\n" +
 	"\x12ListMembersRequest\"H\n" +
 	"\x13ListMembersResponse\x121\n" +
-	"\amembers\x18\x01 \x03(\v2\x17.pannier.host.v1.MemberR\amembers\"\xd5\x01\n" +
+	"\amembers\x18\x01 \x03(\v2\x17.pannier.host.v1.MemberR\amembers\"\xef\x01\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1f\n" +
@@ -1910,7 +1919,8 @@ const file_pannier_host_v1_operator_proto_rawDesc = "" +
 	"datacenter\x18\x06 \x01(\tR\n" +
 	"datacenter\x12\x18\n" +
 	"\aversion\x18\a \x01(\tR\aversion\x12\x16\n" +
-	"\x06leader\x18\b \x01(\bR\x06leader\"2\n" +
+	"\x06leader\x18\b \x01(\bR\x06leader\x12\x18\n" +
+	"\acluster\x18\t \x01(\tR\acluster\"2\n" +
 	"\x12JoinMembersRequest\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\"-\n" +
 	"\x13JoinMembersResponse\x12\x16\n" +
