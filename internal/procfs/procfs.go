@@ -159,7 +159,7 @@ func LoopFiles() map[string]string {
 			continue
 		}
 		if text, err := os.ReadFile("/sys/block/" + fields[3] + "/loop/backing_file"); err == nil {
-			files[fields[3]] = strings.TrimSpace(string(text))
+			files[fields[3]] = strings.TrimSuffix(string(text), "\n")
 		}
 	}
 	return files

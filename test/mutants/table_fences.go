@@ -1,6 +1,9 @@
 package main
 
-const fencePkg = "./host/internal/fencing/fence"
+const (
+	fencePkg    = "./host/internal/fencing/fence"
+	mountusePkg = "./host/internal/system/mountuse"
+)
 
 // fences are planted bugs of the fence.
 var fences = []mutant{
@@ -13,10 +16,24 @@ var fences = []mutant{
 	},
 	{
 		name: "fence-spares-containers", promise: "the fence kills the containers that have a volume",
-		in: "host/internal/fencing/fence", decl: "actor.residents",
-		old: "		if !a.forbidden[c.Tree.Namespace] && !sc.Given(c) {\n",
-		new: "		if !a.forbidden[c.Tree.Namespace] {\n",
+		in: "host/internal/system/mountuse", decl: "Scene.Residents",
+		old: "		if locked[c.Tree.Namespace] || s.given(c) {\n",
+		new: "		if locked[c.Tree.Namespace] {\n",
 		pkg: fencePkg, run: "^TestContainersAreKilled$",
+	},
+	{
+		name: "fence-spares-given-devices", promise: "the fence kills the containers that may open a volume's block device",
+		in: "host/internal/system/mountuse", decl: "nodeIn",
+		old: "			if of = blocks[blockAt(name)]; of != \"\" {\n",
+		new: "			if of = blocks[blockAt(name)]; of != \"\" && filepath.Dir(there) == \"/dev\" {\n",
+		pkg: fencePkg, run: "^TestContainerWithADeviceNodeIsKilled$",
+	},
+	{
+		name: "fence-forgets-what-was-mounted", promise: "the fence knows a volume whose path somebody has unmounted",
+		in: "host/internal/fencing/fence", decl: "Change.Protect",
+		old: "			m.Was = c.to.mounts[m.Path].Was\n",
+		new: "			m.Was = c.to.mounts[\"\"].Was\n",
+		pkg: fencePkg, run: "^TestVolumeThatSomebodyUnmounted$",
 	},
 	{
 		name: "fence-without-unmount", promise: "the fence unmounts the volumes at the deadline",

@@ -75,41 +75,10 @@ func (i *instance) isMounted(all []*mountinfo.Info) bool {
 	return false
 }
 
-// noteMounts notes where the host has the workload's volumes mounted, for a release after a lazy unmount.
-func (i *instance) noteMounts(all []*mountinfo.Info) error {
-	var news bool
-	note := func(add bool) {
-		for _, v := range i.volumes.Volumes {
-			published := slices.IndexFunc(all, func(m *mountinfo.Info) bool { return m.Mountpoint == v.Target })
-			if published < 0 {
-				continue
-			}
-			for _, m := range all[published+1:] { // an earlier one is what the driver serves the volume from
-				if mountuse.Shows(m, all[published]) && !mountuse.OfAnAgent(m.Mountpoint) && !slices.Contains(v.Elsewhere, m.ID) {
-					news = true
-					if add {
-						v.Elsewhere = append(v.Elsewhere, m.ID)
-					}
-				}
-			}
-		}
-	}
-	if i.View(func() { note(false) }); !news {
-		return nil
-	}
-	if err := i.Save(func() { note(true) }); err != nil {
-		return fmt.Errorf("note where the volumes of %s are mounted: %w", i, err)
-	}
-	return nil
-}
-
 // awaitUnmounted returns why the workload, whose owner has ended, has to end.
 func (r *run) awaitUnmounted(ctx context.Context) error {
 	for {
 		all, changed := r.m.mountTable.read()
-		if err := r.noteMounts(all); err != nil {
-			r.m.log.Error("if the agent is restarted now, a later lazy unmount (umount -l) may release a volume in use", "error", err)
-		}
 		mounted := true
 		r.View(func() { mounted = all == nil || r.isMounted(all) })
 		if !mounted { // what was watched may be of before the mount

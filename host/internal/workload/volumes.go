@@ -87,7 +87,9 @@ func (m *Manager) Holders(ref claim.WorkloadRef) (all []Holder, err error) {
 		return nil, err
 	}
 	for _, at := range w.Mounts {
-		held, err := mountuse.Holders(at.HostPath, m.Layout.Dir, at.Destination)
+		held, err := mountuse.Holders(mountuse.Volume{
+			Original: mountuse.Original{Path: at.HostPath}, Dir: m.Layout.Dir, Destination: at.Destination,
+		})
 		if err != nil {
 			return nil, fmt.Errorf("find who has volume %q of workload %q: %w", at.Volume, ref, err)
 		}

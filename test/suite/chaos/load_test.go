@@ -31,7 +31,9 @@ type run struct {
 	on                             site
 	id                             string
 	write, taker                   bool
-	kept                           bool // its start was not answered, and it ran until it was stopped
+	way                            string // in which its process has the volume
+	beyond                         bool   // its process goes on when it is stopped, and another one begins
+	kept                           bool   // its start was not answered, and it ran until it was stopped
 	started, answered, stop, ended time.Time
 	out                            outcome
 }
@@ -105,8 +107,10 @@ func (l *load) use(ctx context.Context, over <-chan struct{}, seed uint64, clien
 		v, s := pick(chance, l.volumes), pick(chance, l.sites)
 		switch what := chance.IntN(100); {
 		case what < 59:
-			l.run(ctx, over, l.slots, run{volume: v, on: s, id: fmt.Sprintf("w%d-%d", client, n), write: l.writes(chance, v)},
-				l.holds(chance))
+			l.run(ctx, over, l.slots, run{
+				volume: v, on: s, id: fmt.Sprintf("w%d-%d", client, n), write: l.writes(chance, v),
+				way: pick(chance, []string{plainly, plainly, contained, lazily}), beyond: chance.IntN(3) == 0,
+			}, l.holds(chance))
 		case what < 60:
 			l.drain(ctx, s, pick(chance, l.sites).name)
 		case what < 93:
@@ -231,12 +235,16 @@ func (l *load) stopped(ctx context.Context, r *run) bool {
 // volume.
 func (l *load) hold(over <-chan struct{}, r *run, path string, hold time.Duration) {
 	if r.write {
-		w, err := l.writers.start(r, path)
+		w, err := l.writers.start(r, path, r.way)
 		if err != nil {
 			l.fail("the writer of workload %s: %v", r.id, err)
 			return
 		}
-		defer l.writers.end(w)
+		if r.beyond {
+			defer l.running.Go(func() { l.goOn(w, r, path) })
+		} else {
+			defer l.writers.end(w)
+		}
 	}
 	select {
 	case <-over:
@@ -249,6 +257,21 @@ func (l *load) hold(over <-chan struct{}, r *run, path string, hold time.Duratio
 		case <-time.After(beat):
 		}
 	}
+}
+
+// goOn lets a process go on for a moment while its workload is stopped, and restarts it like an engine does, in a
+// container.
+func (l *load) goOn(w *writer, r *run, path string) {
+	const moment = 150 * time.Millisecond
+	time.Sleep(moment)
+	l.writers.end(w)
+	again, err := l.writers.start(r, path, contained)
+	if err != nil {
+		l.fail("another writer of workload %s: %v", r.id, err)
+		return
+	}
+	time.Sleep(moment)
+	l.writers.end(again)
 }
 
 func (l *load) read(ctx context.Context, s site, v *target) {

@@ -17,6 +17,9 @@ import (
 // envWriter is set in a writer process, to the text of its lines.
 const envWriter = "PANNIER_CHAOS_WRITER"
 
+// envWay is set in a writer process, to the way in which it has its volume.
+const envWay = "PANNIER_CHAOS_WAY"
+
 // written is the file in a volume that its writers append to.
 const written = "written"
 
@@ -35,14 +38,40 @@ func boottime() int64 {
 	return now.Nano()
 }
 
+// The ways in which a workload's process has its volume.
+const (
+	plainly = ""
+	// contained is in a mount namespace that was given the volume, at the path that it has on the host.
+	contained = "contained"
+	// detached is by a file that it opened before somebody unmounted the path lazily.
+	lazily = "lazily"
+)
+
+// contain gives this process's own mount namespace the volume that is mounted at a path, at the same path of a root of its
+// own.
+func contain(path string) error {
+	const aside = "/mnt"
+	if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount(path, aside, "", unix.MS_BIND, ""),
+		unix.Mount("root", filepath.Dir(path), "tmpfs", 0, ""), os.Mkdir(path, 0o700)); err != nil {
+		return err
+	}
+	return unix.Mount(aside, path, "", unix.MS_MOVE, "")
+}
+
 // write is the process of a workload: it appends lines to its volume until it is killed, or its
-// input ends with the test.
+// input ends with the test. It tells when it has opened the file.
 func write(path, who string) error {
+	if os.Getenv(envWay) == contained {
+		if err := contain(filepath.Dir(path)); err != nil {
+			return err
+		}
+	}
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	fmt.Println("open")
 	over := make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -75,15 +104,25 @@ type writer struct {
 
 // start starts a workload's process. If the volume is already unmounted because its node was cut
 // off, the process ends at once.
-func (w *writers) start(r *run, path string) (*writer, error) {
+func (w *writers) start(r *run, path, way string) (*writer, error) {
 	cmd := exec.Command("/proc/self/exe", filepath.Join(path, written))
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", envWriter, r.on.name, r.id))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", envWriter, r.on.name, r.id), envWay+"="+way)
+	if way == contained {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	}
 	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
 		return nil, err
+	}
+	if n, _ := stdout.Read(make([]byte, 1)); n > 0 && way == lazily {
+		_ = unix.Unmount(path, unix.MNT_DETACH) // the fence may have done so
 	}
 	one := &writer{volume: r.volume.id, node: r.on.name, cmd: cmd, stdin: stdin, ended: make(chan struct{})}
 	go func() {

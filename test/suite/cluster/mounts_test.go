@@ -230,7 +230,7 @@ func TestMountOnTwoHosts(t *testing.T) {
 			}
 			return nil
 		})
-		if !strings.Contains(said, "unmounted lazily") || !strings.Contains(said, fmt.Sprintf("kill %d", user.Process.Pid)) {
+		if !strings.Contains(said, "it is unmounted, but still in use by") || !strings.Contains(said, fmt.Sprintf("kill %d", user.Process.Pid)) {
 			t.Errorf("%s: %s", name, said)
 		}
 		moved := waits(one)

@@ -134,7 +134,7 @@ func checkFstab(path string) []Finding {
 	volumes := 0
 	lines := bufio.NewScanner(f)
 	for n := 1; lines.Scan(); n++ {
-		fields := strings.Fields(lines.Text())
+		fields := strings.FieldsFunc(lines.Text(), func(c rune) bool { return c == ' ' || c == '\t' })
 		if len(fields) < 4 || strings.HasPrefix(fields[0], "#") || fields[2] != "pannier" {
 			continue
 		}

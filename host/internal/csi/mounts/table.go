@@ -12,26 +12,17 @@ import (
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
 
-// Mount is a mount as the kernel lists it (proc_pid_mountinfo(5)).
+// Mount is a mount as the kernel lists it (proc_pid_mountinfo(5)). At gives it its whole identity.
 type Mount struct {
 	Path string `json:"path"`
-	// Source, FSType and Root identify the mount: the device or name, the file system type, and the
-	// path within it that is mounted.
-	Source string `json:"source"`
-	FSType string `json:"fs_type"`
-	Root   string `json:"root"`
-	// Device is the file system's major:minor number: two mounts of one file
-	// system share it.
-	Device   string `json:"device"`
-	ReadOnly bool   `json:"read_only"`
-	// Disk is the block device that it is mounted from, or that is bound here; nil: there is none. At sets it.
-	Disk *mountuse.Disk `json:"disk,omitempty"`
+	mountuse.Identity
+	ReadOnly bool `json:"read_only"`
 }
 
 // Same reports whether two mounts show the same directory of the same file system, wherever they
 // are.
 func (m Mount) Same(o Mount) bool {
-	return m.Device == o.Device && m.Root == o.Root && m.FSType == o.FSType && m.ReadOnly == o.ReadOnly
+	return m.Identity.Same(o.Identity) && m.ReadOnly == o.ReadOnly
 }
 
 // Dead reports whether the mount is a FUSE file system whose server has ended: every call fails with ENOTCONN from then
@@ -70,9 +61,7 @@ func (t Table) At(path string) *Mount {
 		return nil
 	}
 	m := newMount(i)
-	if d, ok := mountuse.DiskOf(i); ok {
-		m.Disk = &d
-	}
+	m.Identity = mountuse.IdentityNow(i)
 	return &m
 }
 
@@ -99,8 +88,5 @@ func Below(dir string) ([]Mount, error) {
 }
 
 func newMount(i *mountinfo.Info) Mount {
-	return Mount{
-		Path: filepath.Clean(i.Mountpoint), Source: i.Source, FSType: i.FSType, Root: i.Root,
-		Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), ReadOnly: mountuse.ReadOnly(i),
-	}
+	return Mount{Path: filepath.Clean(i.Mountpoint), Identity: mountuse.IdentityOf(i), ReadOnly: mountuse.ReadOnly(i)}
 }

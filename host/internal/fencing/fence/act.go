@@ -94,15 +94,18 @@ func (a *actor) round(s State) (left bool) {
 		a.log.Error("the mounts and processes of this machine cannot be read: retrying", "error", err)
 		return true
 	}
+	defer sc.Close()
 	a.copies = sc.Copies
 	for d := range sc.Disks {
 		a.disks[d] = true
 	}
 	holders := workloads(sc, s.Processes)
-	nothing := len(holders) == 0 && len(sc.Places) == 0 && len(sc.Copies) == 0 && len(sc.Loops) == 0 && len(a.slow) == 0
-	if nothing {
-		a.proveUnused(sc.Swaps)
-		return false
+	var users []holder
+	if len(holders) == 0 && len(sc.Places) == 0 && len(sc.Copies) == 0 && len(sc.Loops) == 0 && len(a.slow) == 0 {
+		if users = a.users(sc); len(users) == 0 { // of what was unmounted by others, lazily
+			a.proveUnused(sc.Swaps)
+			return false
+		}
 	}
 	if a.report == nil || a.report.Done != 0 {
 		a.report = &Report{BootID: process.BootID(), Deadline: s.Times.Deadline, Began: time.Now()}
@@ -114,7 +117,9 @@ func (a *actor) round(s State) (left bool) {
 	if !a.killAll(sc, holders) {
 		return true
 	}
-	users := a.users(sc)
+	if users == nil {
+		users = a.users(sc)
+	}
 	if !a.killAll(sc, users) {
 		return true
 	}
@@ -124,11 +129,11 @@ func (a *actor) round(s State) (left bool) {
 }
 
 func look(s State, before map[mountuse.Copy]mountuse.Origin) (*mountuse.Scene, error) {
-	paths := make([]string, 0, len(s.Mounts))
+	of := make([]mountuse.Original, 0, len(s.Mounts))
 	for _, m := range s.Mounts {
-		paths = append(paths, m.Path)
+		of = append(of, mountuse.Original{Path: m.Path, Was: m.Was})
 	}
-	return mountuse.Look(paths, before)
+	return mountuse.Look(of, before)
 }
 
 // holder is a process to kill.
@@ -152,7 +157,7 @@ func workloads(sc *mountuse.Scene, own []Process) (found []holder) {
 
 // users finds the processes that use a guarded mount.
 func (a *actor) users(sc *mountuse.Scene) (found []holder) {
-	for _, u := range append(a.search.Users(sc, len(a.stuck) > 0), a.residents(sc)...) {
+	for _, u := range append(a.search.Users(sc, len(a.stuck) > 0), sc.Residents(a.forbidden)...) {
 		found = append(found, holder{u, a.guards[u.Path].Workload})
 	}
 	return found
@@ -290,7 +295,7 @@ func (a *actor) try(key string, guard Mount, call func(flags int) error) try {
 func (a *actor) tryCopy(sc *mountuse.Scene, c mountuse.Copy, guard Mount) try {
 	pid := sc.Member(c.Tree)
 	t := a.try(fmt.Sprintf("%d %s in the namespace of process %d", c.ID, c.Path, pid), guard, func(flags int) error {
-		return unmountIn(pid, c.Path, flags)
+		return mountuse.UnmountIn(c.Tree, pid, c.Path, flags)
 	})
 	t.namespace = c.Tree.Namespace
 	return t
@@ -335,26 +340,6 @@ func (a *actor) wait(tries []try, busy map[string]bool) {
 			a.report.Left = append(a.report.Left, fmt.Sprintf("unmount %s: %v", t.key, err))
 		}
 	}
-}
-
-// residents lists the processes of namespaces that were given a volume, such as containers: without it they would go on
-// and write into the directory beneath. It also lists those of namespaces in which a volume cannot be unmounted
-// (mount_namespaces(7), locked mounts).
-func (a *actor) residents(sc *mountuse.Scene) (found []mountuse.User) {
-	for c, of := range sc.Copies {
-		if !a.forbidden[c.Tree.Namespace] && !sc.Given(c) {
-			continue
-		}
-		for pid, ns := range sc.Namespaces {
-			if ns == c.Tree.Namespace && pid != 1 {
-				found = append(found, mountuse.User{
-					PID: pid, StartTime: sc.Processes[pid].StartTime, Path: of.Path,
-					Why: "it is in a mount namespace that shows the volume at " + c.Path,
-				})
-			}
-		}
-	}
-	return found
 }
 
 // proveUnused is done if nothing uses the volumes' disks any more. What no mount table shows can still write to them,

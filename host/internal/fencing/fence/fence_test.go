@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -143,6 +144,75 @@ func TestContainersAreKilled(t *testing.T) {
 	}
 	if mounted(t, v.target) || mounted(t, v.staging) {
 		t.Error("the volume is still mounted")
+	}
+}
+
+// What the agent has said of a mount counts at the deadline, whoever has unmounted it before, and how.
+func TestVolumeThatSomebodyUnmounted(t *testing.T) {
+	for kind, make := range map[string]func(*testing.T) volume{"bound folder": bound, "ext4": ext4} {
+		for name, c := range map[string]struct {
+			script, option string // $1 is the volume, $2 a folder
+			namespace      bool
+		}{
+			"a container has it":                    {script: "mount --bind $1 $2; umount $1", namespace: true},
+			"a container has it at the host's path": {script: "mount --bind $1 $2; mount -t tmpfs root $(dirname $1); mkdir $1; mount --move $2 $1", namespace: true},
+			"it is bound elsewhere":                 {script: "mount --bind $1 $2; exec 3>$2/file"},
+			"a file of it is open":                  {script: "exec 3>$1/file", option: "-l"},
+		} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				v, dir, aside := make(t), folder(t), t.TempDir()
+				t.Cleanup(func() { unmountQuietly(aside) })
+				client := open(t, dir)
+				update(t, client, func(c Change) { c.Protect(v.mounts...) })
+				known := slices.Clone(v.mounts)
+				for i := range known {
+					table, err := mountuse.Read(mountuse.Self)
+					must(t, err)
+					was := mountuse.IdentityNow(mountuse.At(table, known[i].Path))
+					known[i].Was = &was
+				}
+				update(t, client, func(c Change) { c.Protect(known...) })
+				update(t, client, func(c Change) { c.Protect(v.mounts...) }) // by an agent that does not know what is there
+				args := []string{"sh", "-ec", c.script + "; echo ready; exec sleep 1000", "sh", v.target, aside}
+				if c.namespace {
+					args = append([]string{"unshare", "--mount", "--propagation", "private"}, args...)
+				}
+				h := start(t, exec.Command(args[0], args[1:]...))
+				for _, path := range []string{v.target, v.staging} {
+					run(t, "umount", append(strings.Fields(c.option), path)...)
+				}
+				setDeadline(t, client, boottime.Now())
+				h.ends(t)
+				r := finished(t, dir, 1)
+				if len(r.Killed) != 1 || r.Killed[0].PID != h.Process.Pid || mounted(t, aside) {
+					t.Errorf("the report is %+v", r)
+				}
+			})
+		}
+	}
+}
+
+// A container that was given the block device may open it at any time.
+func TestContainerWithADeviceNodeIsKilled(t *testing.T) {
+	v, dir := newVolume(t), folder(t)
+	device := loop(t, image(t, filepath.Dir(v.staging), "ext4"))
+	must(t, os.Remove(v.target))
+	must(t, os.WriteFile(v.target, nil, 0o600))
+	must(t, unix.Mount(device, v.target, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { unmountQuietly(v.target) })
+	c := open(t, dir)
+	update(t, c, func(c Change) { c.Protect(v.mounts[0]) })
+	container := func(nodes string) *child {
+		return start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec",
+			"cp -a $1 $2/node; umount $3; mount -t tmpfs dev /dev; "+nodes+"; echo ready; exec sleep 1000", "sh", device, t.TempDir(), v.target))
+	}
+	given := container("mkdir /dev/disk; cp -a $2/node /dev/disk/data")
+	other, privileged := container("mknod /dev/null c 1 3"), container("cp -a $2/node /dev/data; mknod /dev/mem c 1 1")
+	setDeadline(t, c, boottime.Now())
+	given.ends(t)
+	r := finished(t, dir, 1)
+	if len(r.Killed) != 1 || r.Killed[0].PID != given.Process.Pid || !other.lives() || !privileged.lives() {
+		t.Errorf("the report is %+v", r)
 	}
 }
 

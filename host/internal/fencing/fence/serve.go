@@ -103,9 +103,11 @@ func Run(ctx context.Context, dir string, out io.Writer) (err error) {
 func (s *server) guard(ctx context.Context, alarm *alarm) error {
 	a := newActor(s.dir, s.log, s.due)
 	defer a.close()
-	if _, err := look(s.known(), nil); err != nil { // a trial run, which also loads the code into memory
+	sc, err := look(s.known(), nil) // a trial run, which also loads the code into memory
+	if err != nil {
 		return fmt.Errorf("read the mounts and processes of this machine: %w", err)
 	}
+	sc.Close()
 	started := time.Now()
 	pause := time.NewTimer(grace)
 	defer pause.Stop()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
 
 // Mount is a path that the fence unmounts when the lease is over.
@@ -15,6 +16,9 @@ type Mount struct {
 	Path string `json:"path"`
 	// Staging paths are unmounted after published ones.
 	Staging bool `json:"staging,omitempty"`
+	// Was is what is mounted there, as soon as it is; nil: it is not known. If somebody unmounts it, its copies and its
+	// users are known by it.
+	Was *mountuse.Identity `json:"was,omitempty"`
 	// Workload is the one that the volume is published for; empty for a staging path.
 	Workload claim.WorkloadRef `json:"workload,omitzero"`
 }
@@ -71,9 +75,12 @@ type Change struct{ to *book }
 // SetTimes sets when the lease ends.
 func (c Change) SetTimes(t Times) { c.to.times = t }
 
-// Protect adds mounts, or replaces those with the same path.
+// Protect adds mounts, or replaces those with the same path. What is known to be mounted there stays known.
 func (c Change) Protect(mounts ...Mount) {
 	for _, m := range mounts {
+		if m.Was == nil {
+			m.Was = c.to.mounts[m.Path].Was
+		}
 		c.to.mounts[m.Path] = m
 	}
 }

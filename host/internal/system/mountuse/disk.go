@@ -5,14 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-
-	"github.com/pannier/pannier/internal/procfs"
 )
 
 // Disk is a block device that a volume was mounted from, or published as.
@@ -84,21 +80,27 @@ func (d Disk) Unused() error {
 // does. It is nil as well if the device is gone, or this machine has no file for it in /dev. It takes as long as the
 // device takes to open.
 func (d Disk) Free() error {
+	if node, err := d.open(); errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%s is in use: %s", node, d.users())
+	}
+	return nil
+}
+
+// open opens the device exclusively, for a moment. The error is unix.EBUSY if something has it, another one if that cannot
+// be told; nil also if the device is gone.
+func (d Disk) open() (node string, err error) {
 	event, err := os.ReadFile(d.dir() + "/uevent")
 	if err != nil || d.seq() != d.Seq {
-		return nil //nolint:nilerr // the device is gone
+		return "", nil //nolint:nilerr // the device is gone
 	}
 	_, name, _ := strings.Cut(string(event), "DEVNAME=")
 	name, _, _ = strings.Cut(name, "\n")
-	node := "/dev/" + name
+	node = "/dev/" + name
 	fd, err := unix.Open(node, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err == nil {
-		return unix.Close(fd)
+		err = unix.Close(fd)
 	}
-	if !errors.Is(err, unix.EBUSY) {
-		return nil
-	}
-	return fmt.Errorf("%s is in use: %s", node, d.users())
+	return node, err
 }
 
 // users describes for an operator what uses the device.
@@ -107,19 +109,8 @@ func (d Disk) users() string {
 	for i := range above {
 		above[i] = "/dev/" + filepath.Base(above[i]) + " is stacked on it"
 	}
-	pids, _ := procfs.Numbers(procfs.Root)
-	slices.Sort(pids)
-	views, _ := readViews(pids, 0)
-	for _, v := range views {
-		for _, m := range v.mounts {
-			if d.Number == strconv.Itoa(m.Major)+":"+strconv.Itoa(m.Minor) {
-				above = append(above, fmt.Sprintf("process %d (%s) has it mounted at %s", v.pid, procfs.Command(v.pid),
-					m.Mountpoint))
-			}
-		}
-	}
 	if len(above) == 0 {
-		return "no mount table shows its file system, but the kernel still has it (an overlay, a detached mount or swap)"
+		return "the kernel still has it: a mount, an overlay, a detached mount, or swap"
 	}
 	return strings.Join(above, ", ")
 }

@@ -3,11 +3,13 @@ package mountuse
 import (
 	"bufio"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -35,7 +37,7 @@ type Search struct {
 // Users finds the users of what is mounted in a scene, except this process and process 1. deep looks at each thread:
 // threads may have other open files and directories than their process (clone(2), CLONE_FILES and CLONE_FS).
 func (s *Search) Users(sc *Scene, deep bool) (found []User) {
-	if len(sc.ids) == 0 {
+	if len(sc.ids) == 0 && len(sc.devices) == 0 && len(sc.parts) == 0 {
 		return nil
 	}
 	var mu sync.Mutex
@@ -99,11 +101,11 @@ func (sc *Scene) userOf(pid int, deep bool) *User {
 	dir := procfs.Dir(pid)
 	st := sc.Processes[pid]
 	dirs := []string{dir}
-	if deep || st.Ended() {
+	if _, err := stat(dir+"/root", 0); deep || err != nil { // it has ended, and its threads may not
 		dirs = append(dirs, liveThreads(dir)...)
 	}
 	for _, dir := range dirs {
-		if path, why := sc.open(dir, sc.Namespaces[pid]); path != "" {
+		if path, why := sc.open(dir); path != "" {
 			return &User{PID: pid, StartTime: st.StartTime, Path: path, Why: why}
 		}
 	}
@@ -126,95 +128,120 @@ func liveThreads(dir string) (live []string) {
 }
 
 // open returns the scene's path of which the process or thread in dir has something open, and what.
-func (sc *Scene) open(dir string, namespace uint64) (path, why string) {
+func (sc *Scene) open(dir string) (path, why string) {
 	for _, what := range []string{"cwd", "root", "exe"} {
-		if text, err := os.Readlink(dir + "/" + what); err == nil {
-			if path = sc.at(text, namespace); path != "" {
-				return path, "its " + what + " is " + text
-			}
+		if path = sc.of(dir + "/" + what); path != "" {
+			text, _ := os.Readlink(dir + "/" + what)
+			return path, "its " + what + " is " + text
 		}
 	}
 	fds, _ := procfs.Numbers(dir + "/fd")
 	for _, fd := range fds {
-		name := strconv.Itoa(fd)
-		text, err := os.Readlink(dir + "/fd/" + name)
-		if err != nil || !strings.HasPrefix(text, "/") {
-			continue // a pipe, a socket and the like
-		}
-		if path = sc.openFile(dir, name); path != "" {
+		link := dir + "/fd/" + strconv.Itoa(fd)
+		if path = sc.of(link); path != "" {
+			text, _ := os.Readlink(link)
 			return path, "it has " + text + " open"
 		}
 	}
-	return sc.mapped(dir, namespace)
+	return sc.mapped(dir)
 }
 
-// openFile returns the scene's path of an open file, by the mount through which it was opened.
-func (sc *Scene) openFile(dir, fd string) string {
-	id, ok := mountID(dir + "/fdinfo/" + fd)
-	if !ok {
-		return ""
-	}
-	if path := sc.ids[id]; path != "" {
-		return path
-	}
-	known := sc.known[id]
-	if known && len(sc.blocks) == 0 {
-		return ""
-	}
-	// A mount that was detached while files of it were open is in no table, and a block device may have other names:
-	// only stat(2) knows. AT_STATX_DONT_SYNC keeps the kernel from asking the file system.
-	var st unix.Statx_t
-	if unix.Statx(unix.AT_FDCWD, dir+"/fd/"+fd, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE,
-		&st) != nil {
+// of returns the scene's path to which the file belongs that a link of /proc leads to: by the mount through which it was
+// opened, or, if no namespace has that any more (umount2(2), MNT_DETACH), by its file system. A block device may have any
+// name.
+func (sc *Scene) of(link string) string {
+	st, err := stat(link, unix.STATX_TYPE|unix.STATX_MNT_ID)
+	if err != nil {
 		return ""
 	}
 	if uint32(st.Mode)&unix.S_IFMT == unix.S_IFBLK {
-		return sc.blocks[unix.Mkdev(st.Rdev_major, st.Rdev_minor)]
-	}
-	if known {
-		return ""
-	}
-	return sc.devices[unix.Mkdev(st.Dev_major, st.Dev_minor)]
-}
-
-// mountID reads proc_pid_fdinfo(5).
-func mountID(file string) (int, bool) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(data)) {
-		if text, ok := strings.CutPrefix(line, "mnt_id:"); ok {
-			id, err := strconv.Atoi(strings.TrimSpace(text))
-			return id, err == nil
+		if path := sc.blocks[unix.Mkdev(st.Rdev_major, st.Rdev_minor)]; path != "" {
+			return path
 		}
 	}
-	return 0, false
+	id := int(st.Mnt_id)
+	if path := sc.ids[id]; path != "" {
+		return path
+	}
+	if sc.known[id] {
+		return ""
+	}
+	device := unix.Mkdev(st.Dev_major, st.Dev_minor)
+	if path := sc.devices[device]; path != "" {
+		return path
+	}
+	for _, p := range sc.parts {
+		if p.device == device && p.has(link) {
+			return p.path
+		}
+	}
+	return ""
+}
+
+// part is a volume that is gone and is a part of a file system that is mounted elsewhere in this process's namespace.
+type part struct {
+	path   string // the scene's
+	device uint64
+	mount  int    // a descriptor
+	root   string // the volume's, as the mount shows it
+	doubt  bool   // what cannot be told counts
+}
+
+// newPart finds a mount that shows more than the volume; ok is false if there is none, or only one with a server, which
+// may hang.
+func newPart(table []*mountinfo.Info, volume *mountinfo.Info, path string, doubt bool) (p part, ok bool) {
+	for _, m := range table {
+		if Device(m) != Device(volume) || m.Root == volume.Root || !Within(volume.Root, m.Root) || served(m.FSType) {
+			continue
+		}
+		if fd, err := unix.Open(m.Mountpoint, unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+			root := filepath.Join(m.Mountpoint, strings.TrimPrefix(volume.Root, m.Root))
+			return part{path, Device(m), fd, root, doubt}, true
+		}
+	}
+	return p, false
+}
+
+// has reports whether a file of the file system is the volume's. The mount through which it was opened is gone, so it is
+// looked up through the other one, by its handle (open_by_handle_at(2)).
+func (p part) has(link string) bool {
+	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, link, unix.AT_SYMLINK_FOLLOW)
+	if err != nil {
+		return p.doubt
+	}
+	fd, err := unix.OpenByHandleAt(p.mount, handle, unix.O_PATH|unix.O_CLOEXEC)
+	if err != nil {
+		return p.doubt
+	}
+	defer unix.Close(fd)
+	path, err := os.Readlink(Self + "/fd/" + strconv.Itoa(fd))
+	return err != nil && p.doubt || Within(path, p.root)
+}
+
+// Close must be called when the scene's processes are not looked at any more.
+func (sc *Scene) Close() {
+	for _, p := range sc.parts {
+		_ = unix.Close(p.mount) // nothing was written through it
+	}
 }
 
 // mapped looks for mapped files (proc_pid_maps(5)).
-func (sc *Scene) mapped(dir string, namespace uint64) (path, why string) {
+func (sc *Scene) mapped(dir string) (path, why string) {
 	f, err := os.Open(dir + "/maps")
 	if err != nil {
 		return "", ""
 	}
 	defer f.Close()
-	last := ""
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		// ADDRESS PERMISSIONS OFFSET MAJOR:MINOR INODE PATH
-		line := lines.Text()
-		slash := strings.IndexByte(line, '/')
-		if slash < 0 || line[slash:] == last {
+		// ADDRESS PERMISSIONS OFFSET MAJOR:MINOR INODE PATH. What has no device is no file.
+		fields := strings.SplitN(lines.Text(), " ", 6)
+		if len(fields) < 6 || fields[3] == "00:00" || !sc.watched[mapDevice(fields[3])] {
 			continue
 		}
-		last = line[slash:]
-		if path = sc.at(last, namespace); path != "" {
-			return path, "it has " + last + " mapped"
-		}
-		if f := strings.Fields(line[:slash]); len(f) > 3 {
-			if path = sc.devices[mapDevice(f[3])]; path != "" {
-				return path, "it has " + last + " mapped"
-			}
+		from, to, _ := strings.Cut(fields[0], "-")
+		name := strings.TrimLeft(from, "0") + "-" + strings.TrimLeft(to, "0")
+		if path = sc.of(dir + "/map_files/" + name); path != "" {
+			return path, "it has " + strings.TrimLeft(fields[5], " ") + " mapped"
 		}
 	}
 	return "", ""

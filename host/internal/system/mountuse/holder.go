@@ -1,9 +1,10 @@
 package mountuse
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"maps"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -26,6 +27,7 @@ type Holder struct {
 	Group    string // its control group, which names its container or its unit
 	Path     string // where the copy is, as the process sees it
 	ReadOnly bool
+	Nobody   bool // the copy is in a namespace without a process, which a descriptor or a bind holds, and something has it busy
 	// Only says that it cannot be a copy of another mount of the same volume: there was none when it was made.
 	Only bool
 }
@@ -35,6 +37,9 @@ func (h Holder) String() string {
 	access := "read-write"
 	if h.ReadOnly {
 		access = "read-only"
+	}
+	if h.Nobody {
+		return fmt.Sprintf("something in a mount namespace that no process is in, which has it at %s, %s", h.Path, access)
 	}
 	if h.PID == 0 {
 		return fmt.Sprintf("whoever uses the mount at %s, %s (to unmount it: umount %s)", h.Path, access, h.Path)
@@ -48,153 +53,155 @@ func (h Holder) String() string {
 
 // Stop is the command that ends the use of the copy.
 func (h Holder) Stop() string {
+	if h.Nobody {
+		return ""
+	}
 	if h.PID == 0 {
 		return "umount " + h.Path
 	}
 	return owner.Of(h.PID, h.Group).Stop
 }
 
-// Holders lists the copies of what is mounted at path, or of a part of it, in this mount namespace, and in each other
-// one with a process that sees them; and the layers on it. If that is a block device, a device node of the same number
-// at destination counts too: container engines make one, and let the container open it as long as it runs.
-//
-// Not listed are copies that unmounting path removes as well, because unmounting propagates to them
-// (mount_namespaces(7)), as in a driver's container; and copies at a path that contains ignore, which came with a copy
-// of the whole tree that a new mount namespace starts with: nobody was given them to use. Namespaces without a process
-// are not seen. In this namespace the volume's mounts are those below ignore, and copies are later than the first of
-// them: an earlier one is what the driver serves the volume from.
-func Holders(path, ignore, destination string) ([]Holder, error) {
-	return holders(path, ignore, destination, onlyHere)
+// Volume is one mount of a volume, which an agent has made at a path, or may have.
+type Volume struct {
+	Original
+	Dir         string // the folder of all mounts of volumes: what lies in it is no copy
+	Destination string // where a container may have a device node, if the volume is a block device
 }
 
-// holders is Holders, with what tells that there is nothing in other namespaces.
-func holders(path, ignore, destination string,
-	onlyHere func(sc *Scene, table []*mountinfo.Info, ignore string) (bool, error),
-) ([]Holder, error) {
-	device, missing := deviceAt(path) // before the look: afterwards it may be unmounted, and gone
-	s := copySearch{device: device, ignore: ignore, destination: destination, receives: map[string][]string{}}
-	scene, err := look([]string{path}, nil, nil)
+// Holders lists the copies of a volume's mount, or of a part of it, in this mount namespace, and in each other one with a
+// process that sees them; and the layers on it. If that is a block device, a device node of the same number counts too,
+// in a namespace's /dev or at the destination: container engines make one, and let the container open it as long as it
+// runs.
+//
+// Not listed are copies that unmounting removes as well, because unmounting propagates to them (mount_namespaces(7)), as
+// in a driver's container; and copies that came with a copy of the whole tree that a new mount namespace starts with:
+// nobody was given them to use, and Left unmounts them. In this namespace copies are later than the volume's first mount:
+// an earlier one is what the driver serves the volume from.
+func Holders(v Volume) ([]Holder, error) {
+	s, err := v.search(readNeeded)
+	return s.given(), err
+}
+
+// Left returns the copies that are left of a volume's mount that was unmounted. Before, it unmounts those that nobody was
+// given, or that no process can see.
+func Left(v Volume) ([]Holder, error) {
+	s, err := v.search(readNeeded)
+	return append(s.given(), s.unmountStrays()...), err
+}
+
+// Open finds the processes that have a file of a volume open, or mapped, through a mount that there is no more.
+func (s *Search) Open(v Volume) ([]User, error) {
+	if v.Was == nil || v.Was.over() {
+		return nil, nil
+	}
+	sc, err := look([]Original{v.Original}, v.Dir, nil, readNeeded)
 	if err != nil {
 		return nil, err
 	}
-	own := Tree{scene.own, "/"}
-	table := scene.views[own].mounts
-	if s.at = topmost(table, path); s.at == nil {
-		return nil, nil
-	}
-	if missing != nil {
-		return nil, missing
-	}
-	if len(scene.Copies) == 0 && len(scene.blocks) == 0 && device == 0 {
-		s.lookHere(table)
-		if len(s.found) == 0 {
-			if only, err := onlyHere(scene, table, ignore); err == nil && only {
-				return nil, nil
-			}
-		}
-	}
-	return s.among(path)
-}
-
-// among returns the holders that the processes of the machine are.
-func (s copySearch) among(path string) ([]Holder, error) {
 	pids, err := procfs.Numbers(procfs.Root)
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	scene, err := look([]string{path}, nil, pids)
-	if err != nil {
-		return nil, err
+	sc.Processes = map[int]procfs.Stat{}
+	for _, pid := range pids {
+		sc.Processes[pid] = procfs.Stat{PID: pid}
 	}
-	own := Tree{scene.own, "/"}
-	table := scene.views[own].mounts
-	if s.at = topmost(table, path); s.at == nil {
-		return nil, nil
+	defer sc.Close()
+	was := v.Was.info()
+	if p, ok := newPart(sc.views[sc.here()].mounts, was, v.Path, true); ok {
+		sc.parts = []part{p}
+		delete(sc.devices, p.device)
+	} else {
+		sc.devices[Device(was)] = v.Path
 	}
-	s.found = nil
-	s.learn(table)
-	s.lookHere(table)
-	s.addLayers(scene, own)
-	looked := map[uint64]bool{own.Namespace: true}
-	for _, v := range slices.SortedFunc(maps.Values(scene.views), func(a, b view) int { return a.pid - b.pid }) {
-		if !looked[v.Namespace] {
-			looked[v.Namespace] = true
-			s.look(v)
-		}
-	}
-	return s.holders(), nil
+	return s.Users(sc, false), nil
 }
 
-// copySearch collects the copies of the mount at.
+// copySearch collects the copies of a volume's mount.
 type copySearch struct {
-	at                  *mountinfo.Info
-	device              uint64 // 0: it is no block device
-	ignore, destination string
-	here                []*mountinfo.Info // the mounts in this process's namespace
-
-	found    []candidate
-	receives map[string][]string // the peer groups from which a group receives
+	Volume
+	scene *Scene
+	found []candidate
 }
 
-// candidate is a holder, unless unmounting propagates to its copy.
+// candidate is a holder, unless unmounting propagates to its copy, or it is nobody's.
 type candidate struct {
 	Holder
-	spot place
+	tree  Tree
+	id    int
+	lies  spot
+	stray bool // it came with a copy of the whole tree
 }
 
-// place is where something is mounted, apart from any namespace: a directory of the mount that it lies on. Unmounting
-// propagates to the same directory of the mounts that receive from that one.
-type place struct {
-	dir     string   // in the file system of the mount that it lies on
+// spot is where something is mounted, apart from any namespace. Unmounting propagates to the same directory of the mounts
+// that receive from the one that it lies on.
+type spot struct {
+	place
 	group   string   // that mount's peer group; empty: none
 	masters []string // the peer groups that it receives from
 }
 
-func spot(table []*mountinfo.Info, m *mountinfo.Info) (at place) {
-	p := parent(table, m)
-	if p == nil {
-		return at // it lies on nothing that the process can see
-	}
-	at.group, at.masters = propagation(p)
-	at.dir = filepath.Join(p.Root, strings.TrimPrefix(m.Mountpoint, p.Mountpoint))
-	return at
+func spotOf(table []*mountinfo.Info, m *mountinfo.Info) spot {
+	group, masters := propagation(parent(table, m))
+	return spot{lies(table, m), group, masters}
 }
 
-// lookHere looks for copies in this process's namespace.
-func (s *copySearch) lookHere(table []*mountinfo.Info) {
-	s.here = table
-	var volume []*mountinfo.Info // the mounts of the volume so far
-	for _, m := range table {
-		switch {
-		case Within(m.Mountpoint, s.ignore):
-			if Shows(m, s.at) || Shows(s.at, m) {
-				volume = append(volume, m)
-			}
-		case len(volume) > 0 && Shows(m, s.at) && !OfAnAgent(m.Mountpoint):
-			s.found = append(s.found, candidate{
-				Holder{Path: m.Mountpoint, ReadOnly: ReadOnly(m), Only: len(volume) == 1 && volume[0] == s.at}, spot(table, m),
-			})
+func (v Volume) search(read reader) (s copySearch, err error) {
+	s.Volume = v
+	if s.scene, err = look([]Original{v.Original}, v.Dir, nil, read); err != nil {
+		return s, err
+	}
+	own := s.scene.here()
+	table := s.scene.views[own].mounts
+	if At(table, v.Path) == nil && len(s.scene.gone) == 0 || len(s.scene.Copies) == 0 && len(s.scene.blocks) == 0 {
+		return s, nil
+	}
+	pids, err := procfs.Numbers(procfs.Root)
+	if err != nil {
+		return s, fmt.Errorf("list processes: %w", err)
+	}
+	s.scene.findMembers(pids)
+	s.scene.findNodes(v.Destination)
+	dir := placeOf(points(table), v.Dir)
+	for c, of := range s.scene.Copies {
+		if here := c.Tree == own; here && of.Layer && (Within(c.Path, v.Dir) || OfAnAgent(c.Path)) {
+			continue // the driver has made it: it is a part of the volume
+		}
+		mounts := s.scene.views[c.Tree].mounts
+		n := slices.IndexFunc(mounts, func(m *mountinfo.Info) bool { return m.ID == c.ID })
+		at := spotOf(mounts, mounts[n])
+		s.found = append(s.found, candidate{
+			Holder: Holder{
+				PID: s.scene.Member(c.Tree), Path: c.Path, ReadOnly: ReadOnly(mounts[n]), Only: c.Tree == own && v.only(mounts[:n]),
+			},
+			tree: c.Tree, id: c.ID, lies: at, stray: at.within(dir) || s.scene.spots[at.place],
+		})
+	}
+	for _, n := range s.scene.nodes {
+		t := Tree{n.namespace, "/"}
+		s.found = append(s.found, candidate{Holder: Holder{PID: s.scene.Member(t), Path: n.path}, tree: t})
+	}
+	for i := range s.found {
+		if c := &s.found[i]; c.tree == own {
+			c.PID = 0
+		} else {
+			c.Command, c.Group = procfs.Command(c.PID), ControlGroup(c.PID)
 		}
 	}
+	slices.SortFunc(s.found, func(a, b candidate) int { return cmp.Or(a.PID-b.PID, strings.Compare(a.Path, b.Path)) })
+	return s, nil
 }
 
-// addLayers adds the layers on the volume, except those that the driver has made: they are part of the volume. Those in
-// this namespace come first: unmounting one there may remove its copies in others.
-func (s *copySearch) addLayers(scene *Scene, own Tree) {
-	for _, here := range []bool{true, false} {
-		for c, of := range scene.Copies {
-			if !of.Layer || (c.Tree == own) != here || strings.Contains(c.Path, s.ignore+"/") || OfAnAgent(c.Path) {
-				continue
-			}
-			mounts := scene.views[c.Tree].mounts
-			m := mounts[slices.IndexFunc(mounts, func(m *mountinfo.Info) bool { return m.ID == c.ID })]
-			if here {
-				s.found = append(s.found, candidate{Holder{Path: c.Path, ReadOnly: ReadOnly(m)}, spot(mounts, m)})
-			} else {
-				s.add(scene.Member(c.Tree), c.Path, ReadOnly(m), spot(mounts, m))
-			}
-		}
-	}
+// only reports whether the volume's mount is the only one of the volume's among those of a table.
+func (v Volume) only(table []*mountinfo.Info) bool {
+	at := At(table, v.Path)
+	return at != nil && !slices.ContainsFunc(table, func(m *mountinfo.Info) bool { return m != at && v.ours(m, at) })
+}
+
+// ours reports whether a mount of this namespace is one that an agent has made of the same volume.
+func (v Volume) ours(m, at *mountinfo.Info) bool {
+	return Within(m.Mountpoint, v.Dir) && (Shows(m, at) || Shows(at, m))
 }
 
 // agentPath matches what package mounts makes for volumes.
@@ -204,54 +211,75 @@ var agentPath = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile
 // machine, and each unmounts its own.
 func OfAnAgent(path string) bool { return agentPath().MatchString(path) }
 
-func (s *copySearch) look(v view) {
-	s.learn(v.mounts)
-	for _, m := range v.mounts {
-		if !Shows(m, s.at) || strings.Contains(m.Mountpoint, s.ignore+"/") {
-			continue
-		}
-		s.add(v.pid, m.Mountpoint, ReadOnly(m), spot(v.mounts, m))
-	}
-	if s.device != 0 && deviceIn(v.pid, s.destination) == s.device {
-		s.add(v.pid, s.destination, false, place{})
-	}
-}
-
-func (s *copySearch) add(pid int, path string, readOnly bool, at place) {
-	s.found = append(s.found, candidate{
-		Holder{PID: pid, Command: procfs.Command(pid), Group: ControlGroup(pid), Path: path, ReadOnly: readOnly}, at,
-	})
-}
-
-// learn notes which peer groups of a namespace receive from others.
-func (s *copySearch) learn(table []*mountinfo.Info) {
-	for _, m := range table {
-		if group, masters := propagation(m); group != "" && len(masters) > 0 {
-			s.receives[group] = masters
-		}
-	}
-}
-
-func (s *copySearch) holders() (held []Holder) {
-	if len(s.found) == 0 {
-		return nil
-	}
-	var spots []place // where drivers have mounted something
-	for _, m := range s.here {
-		if Within(m.Mountpoint, s.ignore) {
-			spots = append(spots, spot(s.here, m))
-		}
-	}
-	for _, c := range s.found {
-		if !slices.ContainsFunc(spots, func(from place) bool { return s.reaches(from, c.spot) }) {
+// given returns the copies that were given to processes which are there, and stay when the volume is unmounted.
+func (s *copySearch) given() (held []Holder) {
+	for _, c := range s.left() {
+		if !c.stray && (c.PID != 0 || c.tree == s.scene.here()) {
 			held = append(held, c.Holder)
 		}
 	}
 	return held
 }
 
-// reaches reports whether unmounting what is mounted at one place also unmounts what is mounted at another.
-func (s *copySearch) reaches(from, at place) bool {
+// unmountStrays unmounts the other copies, which are nobody's unless something keeps them busy, and returns those that
+// stay.
+func (s *copySearch) unmountStrays() (held []Holder) {
+	path := placeOf(points(s.scene.views[s.scene.here()].mounts), s.Path)
+	for _, c := range s.left() {
+		if c.PID != 0 && (!c.stray || !c.lies.within(path)) {
+			continue // given, or of another mount of the volume
+		}
+		err := UnmountIn(c.tree, c.PID, c.Path, unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // else it is gone
+			c.Only, c.Nobody = true, c.PID == 0
+			held = append(held, s.user(c))
+		}
+	}
+	return held
+}
+
+// user names the process that uses a copy, if one is seen to.
+func (s *copySearch) user(c candidate) Holder {
+	only := &Scene{ids: map[int]string{c.id: c.Path}, known: map[int]bool{c.id: true}, watched: s.scene.watched}
+	for pid := range s.scene.Namespaces {
+		if path, _ := only.open(procfs.Dir(pid)); path != "" {
+			c.PID, c.Command, c.Group, c.Nobody = pid, procfs.Command(pid), ControlGroup(pid), false
+			break
+		}
+	}
+	return c.Holder
+}
+
+// left returns the copies that unmounting the volume does not remove as well.
+func (s *copySearch) left() (left []candidate) {
+	if len(s.found) == 0 {
+		return nil
+	}
+	here := s.scene.views[s.scene.here()].mounts
+	var drivers []spot // where drivers have mounted something
+	for _, m := range here {
+		if Within(m.Mountpoint, s.Dir) {
+			drivers = append(drivers, spotOf(here, m))
+		}
+	}
+	receives := map[string][]string{} // the peer groups from which a group receives
+	for _, v := range s.scene.views {
+		for _, m := range v.mounts {
+			if group, masters := propagation(m); group != "" && len(masters) > 0 {
+				receives[group] = masters
+			}
+		}
+	}
+	for _, c := range s.found {
+		if !slices.ContainsFunc(drivers, func(from spot) bool { return reaches(from, c.lies, receives) }) {
+			left = append(left, c)
+		}
+	}
+	return left
+}
+
+// reaches reports whether unmounting what is mounted at one spot also unmounts what is mounted at another.
+func reaches(from, at spot, receives map[string][]string) bool {
 	if from.group == "" || at.dir != from.dir {
 		return false
 	}
@@ -263,7 +291,7 @@ func (s *copySearch) reaches(from, at place) bool {
 		}
 		if !seen[group] {
 			seen[group] = true
-			groups = append(groups, s.receives[group]...)
+			groups = append(groups, receives[group]...)
 		}
 	}
 	return false
@@ -285,38 +313,47 @@ func propagation(m *mountinfo.Info) (group string, masters []string) {
 	return group, masters
 }
 
-func topmost(table []*mountinfo.Info, path string) *mountinfo.Info {
-	for _, m := range slices.Backward(table) {
-		if filepath.Clean(m.Mountpoint) == path {
-			return m
+// blockAt returns the number of the block device at path, 0 for anything else.
+func blockAt(path string) uint64 {
+	st, err := stat(path, unix.STATX_TYPE)
+	if err != nil || uint32(st.Mode)&unix.S_IFMT != unix.S_IFBLK {
+		return 0
+	}
+	return unix.Mkdev(st.Rdev_major, st.Rdev_minor)
+}
+
+// nodeIn returns where a view's own /dev has a node of one of some block devices, and of which; empty: nowhere. A /dev
+// with the machine's memory has all that the kernel has, as a privileged container's: it was not given a volume's.
+func nodeIn(v view, blocks map[uint64]string) (path, of string) {
+	root, seen := procfs.Dir(v.pid)+"/root", 0
+	if dev := At(v.mounts, "/dev"); dev == nil || dev.FSType != "tmpfs" {
+		return "", ""
+	}
+	if _, err := os.Lstat(root + "/dev/mem"); err == nil {
+		return "", ""
+	}
+	const most = 4096 // whoever is there may make more
+	_ = filepath.WalkDir(root+"/dev", func(name string, d fs.DirEntry, err error) error {
+		there := strings.TrimPrefix(name, root)
+		seen++
+		if err != nil || seen > most {
+			return fs.SkipAll
 		}
-	}
-	return nil
-}
-
-func parent(table []*mountinfo.Info, m *mountinfo.Info) *mountinfo.Info {
-	for _, p := range table {
-		if p.ID == m.Parent && p != m {
-			return p
+		if d.IsDir() && there != "/dev" && At(v.mounts, there) != nil {
+			return fs.SkipDir // of a file system that may hang
 		}
-	}
-	return nil
+		if d.Type()&fs.ModeDevice != 0 {
+			if of = blocks[blockAt(name)]; of != "" {
+				path = there
+				return fs.SkipAll
+			}
+		}
+		return nil
+	})
+	return path, of
 }
 
-// deviceAt returns the number of the block device at path, 0 for anything else. It asks the file system.
-func deviceAt(path string) (uint64, error) {
-	var st unix.Stat_t
-	err := unix.Stat(path, &st)
-	if errors.Is(err, unix.ENOTCONN) {
-		return 0, nil // a FUSE file system whose server has ended
-	}
-	if err != nil {
-		return 0, &os.PathError{Op: "stat", Path: path, Err: err}
-	}
-	return blockDevice(st), nil
-}
-
-// deviceIn is deviceAt for a path as a process sees it. Links cannot lead out of the process's root directory.
+// deviceIn returns the number of the block device at a path as a process sees it. Links cannot lead out of the process's root directory.
 func deviceIn(pid int, path string) uint64 {
 	root, err := unix.Open(procfs.Dir(pid)+"/root", unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/internal/procfs"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -52,48 +52,47 @@ func inNamespace(t *testing.T, propagation, script string, args ...string) int {
 // held lists the copies that a process holds of the mount at path.
 func held(t *testing.T, ignore, path, destination string, pid int) []Holder {
 	t.Helper()
+	v := Volume{Original: Original{Path: path}, Dir: ignore, Destination: destination}
 	of := func(all []Holder, err error) []Holder {
 		t.Helper()
 		check.NoError(t, err)
 		return slices.DeleteFunc(all, func(h Holder) bool { return h.PID != pid })
 	}
-	found := of(Holders(path, ignore, destination))
-	slow := of(holders(path, ignore, destination, func(*Scene, []*mountinfo.Info, string) (bool, error) {
-		return false, unix.ENOSYS
-	}))
+	found := of(Holders(v))
+	s, err := v.search(processViews)
+	slow := of(s.given(), err)
 	if !slices.EqualFunc(found, slow, func(a, b Holder) bool { return a.Path == b.Path && a.ReadOnly == b.ReadOnly }) {
 		t.Errorf("of %s it found %v, and without the kernel's list of namespaces %v", path, found, slow)
 	}
 	return found
 }
 
-// The kernel's own lists are what keeps a release from looking at every process.
-func TestNothingElsewhere(t *testing.T) {
+// The kernel's own lists are what keeps a release from looking at every process, and they have the namespaces that no
+// process is in.
+func TestKernelListsWhatProcessesSee(t *testing.T) {
 	testbin.RequireRoot(t, "what the kernel lists of other namespaces")
-	own, dir := tempDir(t), tempDir(t)
-	path := filepath.Join(own, "volume")
-	check.NoError(t, os.Mkdir(path, 0o700))
-	mount(t, "volume", path, "tmpfs", 0)
-	only := func() bool {
-		t.Helper()
-		sc := check.Must(look([]string{path}, nil, nil))(t)
-		is, err := onlyHere(sc, sc.views[Tree{sc.own, "/"}].mounts, own)
-		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
-			t.Skipf("not covered: mount namespaces as this kernel lists them: %v", err)
-		}
-		check.NoError(t, err)
-		return is
+	dir := tempDir(t)
+	pid := inNamespace(t, "private", "for n in $(seq 300); do mount -t tmpfs many $1; done; mount -o remount,ro $1", dir) // more than one answer's
+	table := check.Must(Read(procfs.Dir(pid)))(t)
+	namespace := check.Must(procfs.MountNamespace(procfs.Dir(pid)))(t)
+	views, err := kernelViews()
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
+		t.Skipf("not covered: mount namespaces as this kernel lists them: %v", err)
 	}
-	for _, script := range []string{"true", "mount -t tmpfs other $2", "umount $1"} {
-		inNamespace(t, "private", script, path, dir)
-		if !only() {
-			t.Errorf("after %q it counts as elsewhere", script)
-		}
+	check.NoError(t, err)
+	listed := views[Tree{namespace, "/"}].mounts
+	if len(listed) != len(table) {
+		t.Fatalf("the kernel lists %d mounts, the process sees %d", len(listed), len(table))
 	}
-	many := "for n in $(seq 300); do mount -t tmpfs many $2; done; mount --bind $1 $2" // more than one answer's
-	inNamespace(t, "private", many, path, dir)
-	if only() {
-		t.Error("a copy in another namespace does not count")
+	for n, m := range table {
+		k := listed[n]
+		group, masters := propagation(m)
+		kernelGroup, kernelMasters := propagation(k)
+		if m.ID != k.ID || m.Parent != k.Parent || Device(m) != Device(k) || m.Root != k.Root || m.Mountpoint != k.Mountpoint ||
+			baseType(m) != k.FSType || k.Source != "" && m.Source != k.Source || ReadOnly(m) != ReadOnly(k) ||
+			group != kernelGroup || !slices.Equal(masters, kernelMasters) {
+			t.Errorf("the kernel lists %+v, the process sees %+v", k, m)
+		}
 	}
 }
 
@@ -142,7 +141,7 @@ func TestHoldersOfWhatIsBeingUnmounted(t *testing.T) {
 	own := tempDir(t)
 	path := filepath.Join(own, "volume")
 	begun := time.Now()
-	check.Must(Holders(path, own, ""))(t)
+	check.Must(Holders(Volume{Original: Original{Path: path}, Dir: own}))(t)
 	took := time.Since(begun)
 	const moments = 50
 	for n := range moments {
@@ -150,7 +149,7 @@ func TestHoldersOfWhatIsBeingUnmounted(t *testing.T) {
 		mount(t, "volume", path, "tmpfs", 0)
 		looked := make(chan error, 1)
 		go func() {
-			_, err := Holders(path, own, "")
+			_, err := Holders(Volume{Original: Original{Path: path}, Dir: own})
 			looked <- err
 		}()
 		<-time.After(took * time.Duration(n) / moments) // each moment of a look has its turn
@@ -213,11 +212,11 @@ func TestHoldersInTheOwnNamespace(t *testing.T) {
 // namespace in between.
 func TestHoldersOfWhatPropagates(t *testing.T) {
 	testbin.RequireRoot(t, "who holds a mount in another namespace")
-	for script, want := range map[string]int{
+	for script, want := range map[string]int{ // holders; -1: nobody was given what stays (see TestLeft)
 		"mount --rbind $1 $2; mount --make-rshared $2": 0,
 		"mount --rbind $1 $2; mount --make-rslave $2":  0,
 		"mount --rbind $1 $2; mount --make-rslave $2; mount --make-rshared $2; exec unshare -m --propagation slave sh -c 'echo ready; exec cat'": 0,
-		"mount --rbind $1 $2; mount --make-rprivate $2":                      2,
+		"mount --rbind $1 $2; mount --make-rprivate $2":                      -1,
 		"mount --make-slave $1; mkdir $1/x; mount --bind $1/csi/volume $1/x": 1,
 	} {
 		t.Run(script, func(t *testing.T) {
@@ -232,13 +231,13 @@ func TestHoldersOfWhatPropagates(t *testing.T) {
 			check.NoError(t, os.Mkdir(staged, 0o700))
 			mount(t, path, staged, "", unix.MS_BIND)
 			pid := inNamespace(t, "unchanged", "mount --make-private $2 2>/dev/null || true\n"+script, own, dir)
-			if got := held(t, csi, path, "", pid); len(got) != want {
+			if got := held(t, csi, path, "", pid); len(got) != max(0, want) {
 				t.Errorf("it is held by %v", got)
 			}
 			check.NoError(t, errors.Join(unix.Unmount(path, 0), unix.Unmount(staged, 0)))
 			left, err := exec.Command("sh", "-c", "grep -c ' - tmpfs volume' /proc/$1/mountinfo", "sh",
 				strconv.Itoa(pid)).Output()
-			if (err == nil) != (want > 0) {
+			if (err == nil) != (want != 0) {
 				t.Errorf("after the unmount the namespace has %s of it, so Holders was wrong", left)
 			}
 		})

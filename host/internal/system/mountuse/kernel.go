@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -12,75 +12,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel lists mount namespaces and their mounts itself (Linux 6.12 and later), which takes a system call for each
-// mount instead of two for each process of the machine. It tells no process, so this only proves that there is no
-// holder elsewhere; who holds a volume is found by processes.
+// The kernel lists mount namespaces and their mounts itself (Linux 6.12 and later): also those that no process is in,
+// which descriptors and binds hold. It takes a system call for each mount instead of two for each process of the machine.
 
-// onlyHere reports whether no other mount namespace has anything of a volume that counts for Holders: neither a mount
-// that shows what places and copies of the scene show, outside ignore, nor a layer on one. The scene must be of this
-// namespace alone, without block devices. An error means that the kernel does not tell.
-func onlyHere(sc *Scene, table []*mountinfo.Info, ignore string) (bool, error) {
-	var volume []*mountinfo.Info
-	known := map[uint64]bool{}
-	for _, m := range table {
-		known[Device(m)] = true
-		if sc.ids[m.ID] != "" {
-			volume = append(volume, m)
-		}
-	}
-	namespaces, err := mountsElsewhere()
-	if err != nil {
-		return false, err
-	}
-	for _, mounts := range namespaces {
-		copied, layers := false, false
-		for _, m := range mounts {
-			switch {
-			case slices.ContainsFunc(volume, m.shows):
-				if !strings.Contains(m.point, ignore+"/") {
-					return false, nil
-				}
-				copied = true
-			case m.fsType == "overlay" && !known[m.device]: // what is here too was looked at here
-				if slices.ContainsFunc(overlayDirs(m.options), func(dir string) bool { return sc.askedAbove(dir) != "" }) {
-					return false, nil
-				}
-				layers = true
-			}
-		}
-		if copied && layers { // its directories have the names that they had for its mounter
-			return false, nil
-		}
-	}
-	return true, nil
+// kernelViews reads the mounts of each mount namespace but this process's own. An error means that the kernel does not
+// tell.
+func kernelViews() (map[Tree]view, error) {
+	views := map[Tree]view{}
+	k := kernelTable{buffer: make([]byte, 1<<16)}
+	err := eachNamespace(func(_ int, inode, id uint64) error {
+		table, err := k.read(id)
+		t := Tree{inode, "/"}
+		views[t] = view{Tree: t, mounts: table}
+		return err
+	})
+	return views, err
 }
 
-// mountsElsewhere returns the mounts of each mount namespace but this process's own.
-func mountsElsewhere() (all [][]kernelMount, err error) {
-	namespaces, err := otherNamespaces()
-	if err != nil {
-		return nil, err
-	}
-	k := kernelTable{buffer: make([]byte, 1<<16)}
-	for _, namespace := range namespaces {
-		ids, err := k.list(namespace)
-		if err != nil {
-			return nil, err
-		}
-		mounts := make([]kernelMount, 0, len(ids))
-		for _, id := range ids {
-			m, err := k.mount(namespace, id)
+// elsewhere reports whether another mount namespace may have something of some file systems: a mount of one, or an overlay
+// that is none of those that are known. It asks less of each mount than kernelViews. An error means that the kernel does
+// not tell.
+func elsewhere(of func(device uint64) bool, known map[uint64]bool) (found bool, err error) {
+	k := kernelTable{buffer: make([]byte, 1<<12)}
+	err = eachNamespace(func(_ int, _, id uint64) error {
+		return k.each(id, func(mount uint64) error {
+			if found {
+				return nil
+			}
+			m, err := k.mount(id, mount, sbBasic)
 			if errors.Is(err, unix.ENOENT) {
-				continue // it was unmounted
+				return nil
 			}
-			if err != nil {
-				return nil, err
-			}
-			mounts = append(mounts, m)
-		}
-		all = append(all, mounts)
-	}
-	return all, nil
+			found = err == nil && (of(Device(m)) || m.FSType == "overlay" && !known[Device(m)])
+			return err
+		})
+	})
+	return found, err
 }
 
 // nsMntGet returns the request of an ioctl_nsfs(2) that returns a descriptor of the next or the previous mount
@@ -97,11 +64,12 @@ type mntNSInfo struct {
 	id           uint64
 }
 
-// otherNamespaces returns the kernel's numbers of all mount namespaces but this process's own.
-func otherNamespaces() (ids []uint64, err error) {
+// eachNamespace calls do for each mount namespace but this process's own, with a descriptor that is closed afterwards,
+// the inode (procfs.MountNamespace) and the kernel's number. It ends with the first error.
+func eachNamespace(do func(fd int, inode, id uint64) error) error {
 	own, err := unix.Open(Self+"/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer unix.Close(own)
 	for _, direction := range []uintptr{nextNamespace, previousNamespace} {
@@ -115,12 +83,21 @@ func otherNamespaces() (ids []uint64, err error) {
 				break // it was the last
 			}
 			if errno != 0 {
-				return nil, errno
+				return errno
 			}
-			at, ids = int(fd), append(ids, info.id)
+			at = int(fd)
+			var st unix.Stat_t
+			err := unix.Fstat(at, &st)
+			if err == nil {
+				err = do(at, st.Ino, info.id)
+			}
+			if err != nil {
+				_ = unix.Close(at) // nothing was written through it
+				return err
+			}
 		}
 	}
-	return ids, nil
+	return nil
 }
 
 // kernelTable reads the mounts of namespaces by listmount(2) and statmount(2).
@@ -133,8 +110,23 @@ type mountRequest struct {
 	mntNamespace uint64
 }
 
-// list returns the unique IDs of all mounts of a namespace.
-func (k kernelTable) list(namespace uint64) (all []uint64, err error) {
+// read returns the mounts of a namespace in the order of mounting; none if it is gone.
+func (k kernelTable) read(namespace uint64) (table []*mountinfo.Info, err error) {
+	err = k.each(namespace, func(id uint64) error {
+		m, err := k.mount(namespace, id, sbBasic|mntBasic|mntRoot|mntPoint|fsType)
+		if err == nil {
+			table = append(table, m)
+		}
+		if errors.Is(err, unix.ENOENT) {
+			return nil // it was unmounted
+		}
+		return err
+	})
+	return table, err
+}
+
+// each calls do with the number of each mount of a namespace in the order of mounting.
+func (k kernelTable) each(namespace uint64, do func(id uint64) error) error {
 	const root = ^uint64(0) // LSMT_ROOT
 	req := mountRequest{size: uint32(unsafe.Sizeof(mountRequest{})), mount: root, mntNamespace: namespace}
 	for {
@@ -143,61 +135,78 @@ func (k kernelTable) list(namespace uint64) (all []uint64, err error) {
 			uintptr(len(page)), 0, 0, 0)
 		switch {
 		case errno == unix.ENOENT:
-			return all, nil // the namespace is gone, with its mounts
+			return nil // the namespace is gone, with its mounts
 		case errno != 0:
-			return nil, errno
+			return errno
 		}
-		all = append(all, page[:n]...)
+		for _, id := range page[:n] {
+			if err := do(id); err != nil {
+				return err
+			}
+		}
 		if int(n) < len(page) {
-			return all, nil
+			return nil
 		}
 		req.param = page[n-1] // the next page begins after it
 	}
 }
 
-// kernelMount is a mount as statmount(2) describes it.
-type kernelMount struct {
-	device      uint64
-	root, point string
-	fsType      string
-	options     string // of the file system
-}
+// What statmount(2) is asked for.
+const sbBasic, mntBasic, mntRoot, mntPoint, fsType, mntOpts, sbSource = 0x1, 0x2, 0x8, 0x10, 0x20, 0x80, 0x200
 
-// shows is Shows(m, original).
-func (m kernelMount) shows(original *mountinfo.Info) bool {
-	return m.device == Device(original) && Within(m.root, original.Root)
-}
-
-// mount reads one mount. The error is ENOENT if it is gone.
-func (k kernelTable) mount(namespace, id uint64) (m kernelMount, err error) {
-	const sbBasic, mntRoot, mntPoint, fsType, mntOpts = 0x1, 0x8, 0x10, 0x20, 0x80
-	const needed = sbBasic | mntRoot | mntPoint | fsType
-	req := mountRequest{
-		size: uint32(unsafe.Sizeof(mountRequest{})), mount: id, mntNamespace: namespace,
-		param: needed | mntOpts,
+// mount reads what is needed of one mount; with its root, also what else there is. The error is ENOENT if it is gone.
+func (k kernelTable) mount(namespace, id, needed uint64) (*mountinfo.Info, error) {
+	req := mountRequest{size: uint32(unsafe.Sizeof(mountRequest{})), mount: id, mntNamespace: namespace, param: needed}
+	if needed&mntRoot != 0 {
+		req.param |= mntOpts | sbSource
 	}
 	_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&k.buffer[0])),
 		uintptr(len(k.buffer)), 0, 0, 0)
 	if errno != 0 {
-		return m, errno
+		return nil, errno
 	}
 	// struct statmount of linux/mount.h: offsets of numbers, and of strings by where their own offsets are. A string that
-	// the mount does not have is not in mask.
-	const options, mask, major, minor, typ, root, point, texts = 4, 8, 16, 20, 36, 104, 108, 512
-	number := func(at int) uint32 { return binary.NativeEndian.Uint32(k.buffer[at:]) }
-	have := binary.NativeEndian.Uint64(k.buffer[mask:])
+	// the mount does not have is not in mask. The numbers of mounts are those of mount tables. The
+	// type is without its subtype, and Linux 6.12 does not tell the source.
+	const (
+		options, mask, major, minor, magic, sbFlags, typ = 4, 8, 16, 20, 24, 32, 36
+		number, parent, attributes, group, master        = 56, 60, 64, 80, 88
+		root, point, source, texts                       = 104, 108, 124, 512
+	)
+	short := func(at int) int { return int(binary.NativeEndian.Uint32(k.buffer[at:])) }
+	long := func(at int) uint64 { return binary.NativeEndian.Uint64(k.buffer[at:]) }
+	have := long(mask)
 	if have&needed != needed {
-		return m, unix.ENOSYS
+		return nil, unix.ENOSYS
 	}
 	text := func(bit uint64, at int) string {
 		if have&bit == 0 {
 			return ""
 		}
-		from := k.buffer[texts+number(at):]
+		from := k.buffer[texts+short(at):]
 		return string(from[:max(0, bytes.IndexByte(from, 0))])
 	}
-	return kernelMount{
-		device: unix.Mkdev(number(major), number(minor)), fsType: text(fsType, typ), root: text(mntRoot, root),
-		point: text(mntPoint, point), options: text(mntOpts, options),
-	}, nil
+	if needed&mntRoot == 0 {
+		m := &mountinfo.Info{Major: short(major), Minor: short(minor)}
+		if long(magic) == unix.OVERLAYFS_SUPER_MAGIC {
+			m.FSType = "overlay"
+		}
+		return m, nil
+	}
+	m := &mountinfo.Info{
+		ID: short(number), Parent: short(parent), Major: short(major), Minor: short(minor), FSType: text(fsType, typ),
+		Source: text(sbSource, source), Root: text(mntRoot, root), Mountpoint: text(mntPoint, point), VFSOptions: text(mntOpts, options),
+	}
+	if long(attributes)&unix.MOUNT_ATTR_RDONLY != 0 || short(sbFlags)&unix.MS_RDONLY != 0 {
+		m.Options = "ro"
+	}
+	var optional []string
+	if id := long(group); id != 0 {
+		optional = append(optional, "shared:"+strconv.FormatUint(id, 10))
+	}
+	if id := long(master); id != 0 {
+		optional = append(optional, "master:"+strconv.FormatUint(id, 10))
+	}
+	m.Optional = strings.Join(optional, " ")
+	return m, nil
 }

@@ -75,19 +75,24 @@ func (s *Scene) around(path string, namespace uint64) string {
 	return s.askedAbove(path)
 }
 
-// octal is a character that the kernel has escaped in a mount table.
+// octal is a character that the kernel has escaped (seq_path of the kernel).
 var octal = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\\[0-7]{3}`) })
+
+func unescape(text string) string {
+	if !strings.Contains(text, `\`) {
+		return text
+	}
+	return octal().ReplaceAllStringFunc(text, func(c string) string {
+		n, _ := strconv.ParseUint(c[1:], 8, 8)
+		return string([]byte{byte(n)})
+	})
+}
 
 // overlayDirs returns the directories of an overlay, as its mounter named them.
 func overlayDirs(options string) (dirs []string) {
 	for option := range strings.SplitSeq(options, ",") {
 		key, value, _ := strings.Cut(option, "=")
-		if strings.Contains(value, `\`) {
-			value = octal().ReplaceAllStringFunc(value, func(c string) string {
-				n, _ := strconv.ParseUint(c[1:], 8, 8)
-				return string([]byte{byte(n)})
-			})
-		}
+		value = unescape(value)
 		switch key {
 		case "upperdir", "workdir":
 			dirs = append(dirs, value)
@@ -164,12 +169,12 @@ func nodeNumber(path string) uint64 {
 func (s *Scene) findSwaps() {
 	text, _ := os.ReadFile("/proc/swaps")
 	for line := range strings.Lines(string(text)) {
-		words := strings.Fields(line)
-		if len(words) == 0 || !strings.HasPrefix(words[0], "/") {
+		path, _, _ := strings.Cut(line, " ")
+		if path = unescape(path); !strings.HasPrefix(path, "/") {
 			continue // the header
 		}
-		if s.around(words[0], s.own) != "" || s.blocks[nodeNumber(words[0])] != "" {
-			s.Swaps = append(s.Swaps, words[0])
+		if s.around(path, s.own) != "" || s.blocks[nodeNumber(path)] != "" {
+			s.Swaps = append(s.Swaps, path)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package mountuse
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -12,8 +13,8 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// Scene is what is mounted at and below some paths at one moment, where this and other mount namespaces have copies of
-// it, and all processes of the machine. Users finds the processes that have files of those mounts open.
+// Scene is what is mounted at and below some paths at one moment, or was, where this and other mount namespaces have
+// copies of it, and all processes of the machine. Users finds the processes that have files of those mounts open.
 type Scene struct {
 	Places []Place           // in this process's mount namespace, in the order of mounting
 	Copies map[Copy]Origin   // the copies in all namespaces
@@ -26,21 +27,41 @@ type Scene struct {
 	Namespaces map[int]uint64      // the mount namespaces of Processes
 
 	own     uint64 // this process's mount namespace
+	dir     string // see look
 	asked   map[string]bool
+	gone    []gone
+	spots   map[place]bool // where the scene's paths are, and what is mounted below them
 	views   map[Tree]view
 	known   map[int]bool       // the IDs of all mounts in all namespaces
 	ids     map[int]string     // by ID of a place or a copy: its path
 	devices map[uint64]string  // by file system of which nothing else is mounted: its path
+	watched map[uint64]bool    // the file systems of places, copies, and what is gone
 	blocks  map[uint64]string  // by block device that is bound at a place: its path
 	loops   map[string]string  // the machine's loop devices with a file: its path
 	seen    map[uint64][]shown // by namespace: where its processes see places and copies
+	parts   []part             // of file systems of which something else is mounted
+	nodes   []node             // the device nodes of places in the /dev of namespaces
+}
+
+// Original is a volume's mount at a path of this process's namespace.
+type Original struct {
+	Path string
+	Was  *Identity // as it was seen there; nil: it is not known
+}
+
+// gone is an original of which nothing is mounted at its path any more: its copies and its users may be left.
+type gone struct {
+	path   string
+	was    *mountinfo.Info
+	order  int // of the volume's first mount in the mount table, or its length
+	unique uint64
 }
 
 // Place is a mount at one of the scene's paths, or below it.
 type Place struct {
 	*mountinfo.Info
 	Path  string // the scene's path
-	order int    // in the mount table
+	order int    // of the volume's first mount in the mount table
 }
 
 // Tree is what a process sees: the mounts of a namespace below the process's root directory.
@@ -65,42 +86,50 @@ type Origin struct {
 	Layer bool
 }
 
+// node is a device node at a path of a namespace, and the scene's path of the device.
+type node struct {
+	namespace uint64
+	path, of  string
+}
+
 // shown is where the processes of a namespace see a mount: at, and the scene's path it belongs to.
 type shown struct{ at, path string }
 
-// view is the mounts that a process sees.
+// view is the mounts that a process sees, or that a namespace has.
 type view struct {
 	Tree
-	pid    int
+	pid    int // a process that sees them; 0: none is known
 	mounts []*mountinfo.Info
 }
 
-// Look reads the mounts and the processes. before are the Copies of an earlier scene: their originals may have been
+// Look reads the mounts and the processes; Close the scene. before are the Copies of an earlier scene: their originals may have been
 // unmounted since.
-func Look(paths []string, before map[Copy]Origin) (*Scene, error) {
+func Look(of []Original, before map[Copy]Origin) (*Scene, error) {
 	all, err := processes()
 	if err != nil {
 		return nil, err
 	}
-	s, err := look(paths, before, slices.Collect(maps.Keys(all)))
+	s, err := look(of, "", before, readViews)
 	if err != nil {
 		return nil, err
 	}
 	s.Processes = all
+	s.findParts()
+	s.findMembers(slices.Collect(maps.Keys(all)))
+	s.findNodes("")
 	s.findSwaps()
 	s.findDisks()
 	return s, nil
 }
 
-// look makes a scene without Processes, Swaps and Disks: of the processes it reads only which mounts they see.
-func look(paths []string, before map[Copy]Origin, pids []int) (*Scene, error) {
+// look makes a scene without Processes, Namespaces, Swaps and Disks. dir is the folder of all mounts that agents make of
+// volumes; empty: all that there are of these are among the originals.
+func look(of []Original, dir string, before map[Copy]Origin, read reader) (*Scene, error) {
 	s := &Scene{
-		Copies: map[Copy]Origin{}, asked: map[string]bool{}, known: map[int]bool{}, ids: map[int]string{},
-		devices: map[uint64]string{}, blocks: map[uint64]string{}, seen: map[uint64][]shown{},
+		dir:    dir,
+		Copies: map[Copy]Origin{}, asked: map[string]bool{}, spots: map[place]bool{}, known: map[int]bool{},
+		ids: map[int]string{}, devices: map[uint64]string{}, watched: map[uint64]bool{}, blocks: map[uint64]string{}, seen: map[uint64][]shown{},
 		Loops: map[string]string{}, Disks: map[Disk]string{},
-	}
-	for _, path := range paths {
-		s.asked[path] = true
 	}
 	var err error
 	if s.own, err = procfs.MountNamespace(Self); err != nil {
@@ -110,24 +139,114 @@ func look(paths []string, before map[Copy]Origin, pids []int) (*Scene, error) {
 	if err != nil {
 		return nil, err
 	}
+	points := points(table)
+	for _, o := range of {
+		s.asked[o.Path] = true
+		s.spots[placeOf(points, o.Path)] = true
+	}
 	s.findPlaces(table)
-	s.views, s.Namespaces = readViews(pids, s.own)
-	own := Tree{s.own, "/"}
-	s.views[own] = view{own, os.Getpid(), table}
+	s.findGone(of, table)
+	own := s.here()
+	s.views = map[Tree]view{own: {own, os.Getpid(), table}}
+	others, err := read(s)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(s.views, others)
 	s.findCopies(before)
 	s.findLayers()
 	return s, nil
 }
 
-// Given reports whether a copy was made for the processes of its namespace to use, as a container's is. A copy that
-// came with the whole tree, with which a new mount namespace starts, is at the path of the original.
-func (s *Scene) Given(c Copy) bool {
-	return !s.Copies[c].Layer && c.Tree.Namespace != s.own && c.Tree.Namespace != s.Namespaces[1] &&
-		s.askedAbove(c.Path) == "" && !OfAnAgent(c.Path)
+// here is this process's namespace.
+func (s *Scene) here() Tree { return Tree{s.own, "/"} }
+
+// Residents lists the processes of namespaces that were given a volume to use, as containers are: without it they would
+// go on and write into the directory beneath, and may open a block device that they have a node of. It also lists those of
+// other namespaces that show a volume: those in which it cannot be unmounted (mount_namespaces(7), locked mounts).
+func (s *Scene) Residents(locked map[uint64]bool) (found []User) {
+	add := func(namespace uint64, path, at string) {
+		for pid, ns := range s.Namespaces {
+			if ns == namespace && pid != 1 {
+				found = append(found, User{
+					PID: pid, StartTime: s.Processes[pid].StartTime, Path: path,
+					Why: "it is in a mount namespace that shows the volume at " + at,
+				})
+			}
+		}
+	}
+	for c, of := range s.Copies {
+		if locked[c.Tree.Namespace] || s.given(c) {
+			add(c.Tree.Namespace, of.Path, c.Path)
+		}
+	}
+	for _, n := range s.nodes {
+		add(n.namespace, n.of, n.path)
+	}
+	return found
 }
 
-// Member returns a process that sees the tree.
+// findParts finds what is gone and was a part of a file system of which something else is mounted here.
+func (s *Scene) findParts() {
+	for _, g := range s.gone {
+		if s.devices[Device(g.was)] != "" {
+			continue
+		}
+		if p, ok := newPart(s.views[s.here()].mounts, g.was, g.path, false); ok {
+			s.parts = append(s.parts, p)
+		}
+	}
+}
+
+// findNodes finds the block devices that namespaces other than the host's were given, in /dev or at another path.
+func (s *Scene) findNodes(destination string) {
+	if len(s.blocks) == 0 {
+		return
+	}
+	for t, v := range s.views {
+		if t.Namespace == s.own || t.Namespace == s.Namespaces[1] || v.pid == 0 {
+			continue
+		}
+		path, of := nodeIn(v, s.blocks)
+		if path == "" {
+			path, of = destination, s.blocks[deviceIn(v.pid, destination)]
+		}
+		if of != "" {
+			s.nodes = append(s.nodes, node{t.Namespace, path, of})
+		}
+	}
+}
+
+// given reports whether a copy was made for the processes of its namespace to use. A copy that came with the whole tree,
+// with which a new mount namespace starts, lies where the original lies.
+func (s *Scene) given(c Copy) bool {
+	if s.Copies[c].Layer || c.Tree.Namespace == s.own || c.Tree.Namespace == s.Namespaces[1] {
+		return false
+	}
+	mounts := s.views[c.Tree].mounts
+	n := slices.IndexFunc(mounts, func(m *mountinfo.Info) bool { return m.ID == c.ID })
+	return n >= 0 && !s.spots[lies(mounts, mounts[n])]
+}
+
+// Member returns a process that sees the tree; 0: none is known.
 func (s *Scene) Member(t Tree) (pid int) { return s.views[t].pid }
+
+// findMembers finds the namespaces of processes, and a process of each namespace.
+func (s *Scene) findMembers(pids []int) {
+	s.Namespaces = map[int]uint64{}
+	for _, pid := range pids {
+		ns, err := procfs.MountNamespace(procfs.Dir(pid))
+		if err != nil {
+			continue // it has ended
+		}
+		s.Namespaces[pid] = ns
+		t := Tree{ns, "/"}
+		if v, ok := s.views[t]; ok && (v.pid == 0 || pid < v.pid) {
+			v.pid = pid
+			s.views[t] = v
+		}
+	}
+}
 
 // findPlaces finds the paths' mounts in this process's namespace.
 func (s *Scene) findPlaces(table []*mountinfo.Info) {
@@ -136,14 +255,47 @@ func (s *Scene) findPlaces(table []*mountinfo.Info) {
 		if path == "" {
 			continue
 		}
-		p := Place{m, path, i}
-		s.Places = append(s.Places, p)
+		s.Places = append(s.Places, Place{m, path, min(i, s.first(table, m))})
 		s.ids[m.ID] = path
+		if m.Mountpoint != path {
+			s.spots[lies(table, m)] = true
+		}
 		s.seen[s.own] = append(s.seen[s.own], shown{m.Mountpoint, path})
-		s.devices[Device(m)] = path
+		s.devices[Device(m)], s.watched[Device(m)] = path, true
 		if n, ok := blockNumber(m); ok {
 			s.blocks[n] = path
 		}
+	}
+}
+
+// first is the order of the first mount of a volume that an agent has made, or the length of the table.
+func (s *Scene) first(table []*mountinfo.Info, of *mountinfo.Info) int {
+	n := -1
+	if s.dir != "" {
+		v := Volume{Dir: s.dir}
+		n = slices.IndexFunc(table, func(m *mountinfo.Info) bool { return v.ours(m, of) })
+	}
+	if n < 0 {
+		return len(table)
+	}
+	return n
+}
+
+// findGone finds what was mounted at the paths and is not there any more.
+func (s *Scene) findGone(of []Original, table []*mountinfo.Info) {
+	for _, o := range of {
+		if o.Was == nil || o.Was.over() {
+			continue
+		}
+		was := o.Was.info()
+		if slices.ContainsFunc(s.Places, func(p Place) bool { return p.Path == o.Path && Shows(p.Info, was) }) {
+			continue
+		}
+		s.gone = append(s.gone, gone{o.Path, was, s.first(table, was), o.Was.Unique})
+		if n, bound := o.Was.block(); bound {
+			s.blocks[n] = o.Path
+		}
+		s.devices[Device(was)], s.watched[Device(was)] = o.Path, true
 	}
 }
 
@@ -184,14 +336,14 @@ func newCopy(t Tree, m *mountinfo.Info) Copy {
 
 func (s *Scene) addCopy(t Tree, m *mountinfo.Info, of Origin) {
 	s.Copies[newCopy(t, m)] = of
-	s.ids[m.ID] = of.Path
+	s.ids[m.ID], s.watched[Device(m)] = of.Path, true
 	s.seen[t.Namespace] = append(s.seen[t.Namespace], shown{filepath.Join(t.Root, m.Mountpoint), of.Path})
 }
 
-// shownBy returns the path whose mount is shown by the mount that is the i-th of a tree; empty: it is no copy.
+// shownBy returns the path whose mount is or was shown by the mount that is the i-th of a tree; empty: it is no copy.
 func (s *Scene) shownBy(m *mountinfo.Info, t Tree, i int) string {
 	here := t.Namespace == s.own
-	if here && OfAnAgent(m.Mountpoint) {
+	if here && (OfAnAgent(m.Mountpoint) || s.dir != "" && Within(m.Mountpoint, s.dir)) {
 		return ""
 	}
 	for _, p := range s.Places {
@@ -199,21 +351,50 @@ func (s *Scene) shownBy(m *mountinfo.Info, t Tree, i int) string {
 			return p.Path
 		}
 	}
+	for _, g := range s.gone {
+		if showed(m, g.was) && (!here || g.order < i || g.unique != 0 && IdentityNow(m).Unique > g.unique) {
+			return g.path
+		}
+	}
 	return ""
 }
 
-// readViews reads the mounts of each tree once, except those of the namespace own, and returns the namespaces of the
-// processes.
-func readViews(pids []int, own uint64) (views map[Tree]view, namespaces map[int]uint64) {
-	views, namespaces = map[Tree]view{}, map[int]uint64{}
+// reader reads the mounts of the namespaces other than a scene's own.
+type reader func(s *Scene) (map[Tree]view, error)
+
+// readViews reads all; on an older kernel, what processes see.
+func readViews(s *Scene) (map[Tree]view, error) {
+	if views, err := kernelViews(); err == nil {
+		return views, nil
+	}
+	return processViews(s)
+}
+
+// readNeeded reads nothing if the kernel says that there is nothing of the scene in other namespaces.
+func readNeeded(s *Scene) (map[Tree]view, error) {
+	known := map[uint64]bool{}
+	for _, m := range s.views[s.here()].mounts {
+		known[Device(m)] = true
+	}
+	if len(s.blocks) == 0 {
+		if found, err := elsewhere(func(device uint64) bool { return s.watched[device] }, known); err == nil && !found {
+			return nil, nil
+		}
+	}
+	return readViews(s)
+}
+
+// processViews reads what processes see, each tree once.
+func processViews(s *Scene) (map[Tree]view, error) {
+	pids, err := procfs.Numbers(procfs.Root)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	views := map[Tree]view{}
 	for _, pid := range pids {
 		dir := procfs.Dir(pid)
 		ns, err := procfs.MountNamespace(dir)
-		if err != nil {
-			continue // it has ended
-		}
-		namespaces[pid] = ns
-		if ns == own {
+		if err != nil || ns == s.own {
 			continue
 		}
 		root, err := os.Readlink(dir + "/root")
@@ -225,7 +406,7 @@ func readViews(pids []int, own uint64) (views map[Tree]view, namespaces map[int]
 			views[t] = view{t, pid, table}
 		}
 	}
-	return views, namespaces
+	return views, nil
 }
 
 // processes lists what runs by PID, without what has ended with all its threads.

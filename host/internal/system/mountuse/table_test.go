@@ -2,6 +2,7 @@ package mountuse
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
@@ -40,4 +41,28 @@ func TestShows(t *testing.T) {
 	if !Within("/a", "/") || !Within("/", "/") {
 		t.Error("everything is within /")
 	}
+}
+
+// Whoever mounts something chooses these names. The kernel escapes blanks, tabs, newlines and backslashes, and nothing
+// else.
+func FuzzMountTable(f *testing.F) {
+	f.Add("/of\ra\u00a0folder", "/at\x85", "no\tne \\040", "rw - ext4")
+	f.Fuzz(func(t *testing.T, root, point, source, fsType string) {
+		escape := strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`).Replace
+		if strings.Contains(root+point+source+fsType, "\x00") || source == "" || fsType == "" || len(root+point+source+fsType) > 4096 {
+			t.Skip("the kernel has no such names")
+		}
+		dir := t.TempDir()
+		line := "36 35 98:7 " + escape("/"+root) + " " + escape("/"+point) + " rw,noatime shared:1 master:2 - " + escape(fsType) + " " +
+			escape(source) + " ro,errors=continue\n"
+		check.NoError(t, os.WriteFile(dir+"/mountinfo", []byte(line+line), 0o600))
+		table := check.Must(Read(dir))(t)
+		want := mountinfo.Info{
+			ID: 36, Parent: 35, Major: 98, Minor: 7, Root: "/" + root, Mountpoint: "/" + point, Options: "rw,noatime",
+			Optional: "shared:1 master:2", FSType: fsType, Source: source, VFSOptions: "ro,errors=continue",
+		}
+		if len(table) != 2 || *table[0] != want || *table[1] != want {
+			t.Errorf("%q is read as %+v", line, table)
+		}
+	})
 }

@@ -68,7 +68,9 @@ func (set *Set) InUse() bool {
 
 func (v *Volume) stagingMount() fence.Mount { return fence.Mount{Path: v.Staging, Staging: true} }
 
-func (v *Volume) targetMount() fence.Mount { return fence.Mount{Path: v.Target, Workload: v.workload} }
+func (v *Volume) targetMount() fence.Mount {
+	return fence.Mount{Path: v.Target, Was: identity(v.Mounted), Workload: v.workload}
+}
 
 // Protect tells the fence of all that an earlier process of the host has mounted. Most often the
 // fence knows it; a host that has just become one of several has a new fence.

@@ -23,10 +23,11 @@ func (p *paths) inUse(path string, err error) error {
 	if !strings.Contains(err.Error(), "busy") { // EBUSY, as drivers put it
 		return err
 	}
-	scene, lookErr := mountuse.Look([]string{path}, nil)
+	scene, lookErr := mountuse.Look([]mountuse.Original{{Path: path}}, nil)
 	if lookErr != nil {
 		return err
 	}
+	defer scene.Close()
 	users := p.search.Users(scene, false)
 	if len(users) == 0 {
 		return err
@@ -43,20 +44,4 @@ func user(u mountuse.User) (what, stop string) {
 		what = of.Name + ", " + what
 	}
 	return what, of.Stop
-}
-
-// notDetached fails while a process uses a mount of the volume that was unmounted lazily.
-func (p *paths) notDetached(v *Volume) error {
-	if len(v.Elsewhere) == 0 {
-		return nil
-	}
-	users, err := p.search.Detached(v.Elsewhere)
-	if err != nil {
-		return fmt.Errorf("look for processes that use it although it was unmounted: %w", err)
-	}
-	if len(users) == 0 {
-		return nil
-	}
-	what, stop := user(users[0])
-	return &InUse{stop, fmt.Errorf("it was unmounted lazily, and is still in use by %s: stop that, and the release continues", what)}
 }

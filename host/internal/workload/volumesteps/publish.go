@@ -81,7 +81,10 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 		}
 	}
 	v.set.Update(func() { v.Mounted = mounted })
-	return nil
+	if !v.guarded() {
+		return nil
+	}
+	return s.Lease.Protect(ctx, v.targetMount())
 }
 
 func (s *Steps) publishNow(ctx context.Context, v *Volume, asked storage.Volume) error {
@@ -247,14 +250,13 @@ func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
 // notHeld fails while another process or container holds the volume.
 func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
 	return retryFor(ctx, heldWait, func() error {
-		h, err := s.holder(v)
-		switch {
-		case err != nil:
-			err = fmt.Errorf("look for processes and containers that use it: %w", err)
-		case h != nil:
-			err = &InUse{h.Stop(), fmt.Errorf("it is still in use by %s: stop that, and the release continues", h)}
-		default:
-			err = s.paths.notDetached(v)
+		counts, _, err := s.counting(v)
+		if err != nil {
+			return err
+		}
+		held, err := mountuse.Holders(s.mountOf(v.Target, v.Mounted, v))
+		if n := slices.IndexFunc(held, counts); n >= 0 {
+			err = stillHeld(held[n])
 		}
 		if err != nil {
 			err = fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
@@ -263,26 +265,31 @@ func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
 	})
 }
 
-// holder returns a holder that this request has to wait for; nil: none. A holder's mount does not
-// always tell which of several requests on this node it was copied from. So the last request waits
-// for all holders, and the last one that writes for all holders that may write; before that,
-// another request may be the one that is held.
-func (s *Steps) holder(v *Volume) (*mountuse.Holder, error) {
+func stillHeld(h mountuse.Holder) error {
+	return &InUse{h.Stop(), fmt.Errorf("it is still in use by %s: stop that, and the release continues", h)}
+}
+
+// mountOf is a mount of v, as it was recorded.
+func (s *Steps) mountOf(path string, was *mounts.Mount, v *Volume) mountuse.Volume {
+	of := mountuse.Volume{Dir: s.Layout.Dir, Destination: v.Request.Destination}
+	of.Path, of.Was = path, identity(was)
+	return of
+}
+
+func identity(m *mounts.Mount) *mountuse.Identity {
+	if m == nil {
+		return nil
+	}
+	return &m.Identity
+}
+
+// counting returns whether this request has to wait for a holder, and whether it is the last one. A holder's mount does
+// not always tell which of several requests on this node it was copied from. So the last request waits for all holders,
+// and the last one that writes for all holders that may write; before that, another request may be the one that is held.
+func (s *Steps) counting(v *Volume) (counts func(mountuse.Holder) bool, last bool, err error) {
 	others, writers, err := s.others(v)
-	if err != nil {
-		return nil, err
-	}
-	last, lastWriter := !others, !writers && !v.Usage.ReadOnly
-	held, err := mountuse.Holders(v.Target, s.Layout.Dir, v.Request.Destination)
-	if err != nil {
-		return nil, err
-	}
-	for _, h := range held {
-		if last || lastWriter && !h.ReadOnly || h.Only {
-			return &h, nil
-		}
-	}
-	return nil, nil
+	lastWriter := !writers && !v.Usage.ReadOnly
+	return func(h mountuse.Holder) bool { return !others || lastWriter && !h.ReadOnly || h.Only }, !others, err
 }
 
 // others reports whether the volume is published for other requests on this node, and whether one

@@ -31,10 +31,6 @@ type Record struct {
 	Mounted        *mounts.Mount     `json:"mounted,omitempty"`
 	Unanswered     *unanswered       `json:"unanswered,omitempty"` // a call to publish
 
-	// Elsewhere are the IDs of mounts of the volume at other paths of the host, noted while they were there: one that was
-	// unmounted lazily is in no table, and processes may still use it.
-	Elsewhere []int `json:"elsewhere,omitempty"`
-
 	// ForcedBy is the operator for whom the host has unmounted the volume without its driver; empty: it has not.
 	ForcedBy string `json:"forced_by,omitempty"`
 }

@@ -159,8 +159,14 @@ func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u 
 	}
 	// No mount there is no lie yet: a driver may only prepare the volume (see checkPublished).
 	now, err := mounts.Read()
-	if err != nil || len(now.Below(v.Staging)) > 0 {
-		return now.At(v.Staging), err
+	if err != nil {
+		return nil, err
+	}
+	if len(now.Below(v.Staging)) > 0 {
+		m := v.stagingMount()
+		mounted := now.At(v.Staging)
+		m.Was = identity(mounted)
+		return mounted, s.Lease.Protect(ctx, m)
 	}
 	if said := s.unmountStrays(v, before); said != "" {
 		return nil, fmt.Errorf("stage volume %q for workload %q on driver %q: the driver answered with success, but nothing is "+

@@ -3,11 +3,13 @@ package volumesteps
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -36,7 +38,7 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	if err = s.byForce(ctx, v, m.Path, m.was, err); err != nil {
 		return err
 	}
-	if err := s.unused(ctx, m.was); err != nil {
+	if err := s.proveUnused(ctx, v, m); err != nil {
 		of := ""
 		if !m.Staging {
 			of = fmt.Sprintf(" for workload %q", v.workload)
@@ -55,17 +57,40 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	return s.Lease.Release(ctx, m.Mount)
 }
 
-// unused fails while something that no mount table of the host shows still has the block device of a volume that was
-// unmounted, and so may write to it.
-func (s *Steps) unused(ctx context.Context, was *mounts.Mount) error {
-	if was == nil || was.Disk == nil {
+// proveUnused fails while something still has the volume that was unmounted, and so may write to it. Of files that are open
+// without a mount the kernel does not always tell from which mount they came, so only a request looks for them that waits
+// for holders of every mount; if it unstages the volume next, then.
+func (s *Steps) proveUnused(ctx context.Context, v *Volume, m unmounting) error {
+	if m.was == nil {
 		return nil
 	}
+	of := s.mountOf(m.Path, m.was, v)
 	return retryFor(ctx, heldWait, func() error {
-		if err := was.Disk.Unused(); err != nil {
-			return fmt.Errorf("it is unmounted, but %w: stop or unmount that, and the release continues", err)
+		counts, last := func(mountuse.Holder) bool { return true }, true
+		if !m.Staging {
+			var err error
+			if counts, last, err = s.counting(v); err != nil {
+				return err
+			}
 		}
-		return nil
+		held, err := mountuse.Left(of)
+		if n := slices.IndexFunc(held, counts); n >= 0 {
+			return stillHeld(held[n])
+		}
+		if err == nil && m.was.Disk != nil {
+			if err = m.was.Disk.Unused(); err != nil {
+				err = fmt.Errorf("it is unmounted, but %w: stop or unmount that, and the release continues", err)
+			}
+		}
+		if err != nil || !counts(mountuse.Holder{}) || last && !m.Staging && v.Staged() {
+			return err
+		}
+		users, err := s.paths.search.Open(of)
+		if len(users) == 0 {
+			return err
+		}
+		what, stop := user(users[0])
+		return &InUse{stop, fmt.Errorf("it is unmounted, but still in use by %s: stop that, and the release continues", what)}
 	})
 }
 
