@@ -14,6 +14,8 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/pannier/pannier/cluster/backup"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 )
 
@@ -85,18 +87,19 @@ func (n *Node) save(ctx context.Context, w io.Writer) (b Backup, err error) {
 	return b, err
 }
 
-// Restore replaces the ledger of the whole cluster by a backup, of this cluster or another, after verifying it.
-// Commands in progress fail with ErrUncertain. Only the leader restores: errors are ErrNotLeader, ErrBadBackup,
-// ErrDiskFull.
-func (n *Node) Restore(ctx context.Context, r io.Reader) (Backup, error) {
-	b, err := n.restore(ctx, r)
+// Restore replaces the ledger of the whole cluster by a backup, of this cluster or another, after verifying it; by is
+// the operator. Commands in progress fail with ErrUncertain. Only the leader restores: errors are ErrNotLeader,
+// ErrBadBackup, ErrDiskFull, and claim.ErrVolumeInUse or claim.ErrMarked while there are claims, which the backup may
+// not contain, or acts on volumes.
+func (n *Node) Restore(ctx context.Context, r io.Reader, by string) (Backup, error) {
+	b, err := n.restore(ctx, r, by)
 	if err != nil {
 		return b, fmt.Errorf("restore the ledger: %w", err)
 	}
 	return b, nil
 }
 
-func (n *Node) restore(ctx context.Context, r io.Reader) (b Backup, err error) {
+func (n *Node) restore(ctx context.Context, r io.Reader, by string) (b Backup, err error) {
 	if err := n.verifyLeader(ctx); err != nil {
 		return b, err
 	}
@@ -134,9 +137,16 @@ func (n *Node) restore(ctx context.Context, r io.Reader) (b Backup, err error) {
 	if err := context.Cause(ctx); err != nil {
 		return b, err
 	}
+	// Only now: the backup may have come over a slow line, and claims were granted meanwhile. The mark ends with the
+	// ledger that it is in, and with this server's leadership.
+	mark, err := n.ApplyHere(ctx, &command.TakeMark{Mark: claim.Mark{Act: claim.Restoring, By: by}})
+	if err != nil {
+		return b, err
+	}
 	meta := &raft.SnapshotMeta{Version: raft.SnapshotVersionMax, Index: index, Size: size}
 	if err := n.raft.Restore(meta, f, 0); err != nil {
-		return b, raftError(err)
+		_, left := n.ApplyHere(ctx, &command.EndMark{Index: mark.(claim.Mark).Index})
+		return b, errors.Join(raftError(err), left)
 	}
 	n.log.Warn("the ledger was restored from a backup", "cluster", b.Cluster, "index", b.Index, "created", b.CreatedAt)
 	return b, nil

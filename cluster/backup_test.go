@@ -33,12 +33,12 @@ func TestBackup(t *testing.T) {
 	c.WaitVoters(t, names(c.Hosts())...)
 	register(t, c.Client(), "ours")
 	everywhere(t, c, "ours")
-	if _, err := c.Follower(t).Restore(within(t), bytes.NewReader(file.Bytes())); !errors.Is(err, command.ErrNotLeader) {
+	if _, err := c.Follower(t).Restore(within(t), bytes.NewReader(file.Bytes()), "op"); !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("restore on a follower: %v", err)
 	}
 	var restored cluster.Backup
 	clustertest.Eventually(t, "the ledger is restored through the present leader", func() bool {
-		restored, err = c.WaitLeader(t).Restore(within(t), bytes.NewReader(file.Bytes()))
+		restored, err = c.WaitLeader(t).Restore(within(t), bytes.NewReader(file.Bytes()), "op")
 		return !errors.Is(err, command.ErrUncertain) && !errors.Is(err, command.ErrNotLeader)
 	})
 	if err != nil || restored != saved {
@@ -81,7 +81,7 @@ func TestBadBackup(t *testing.T) {
 	refused := func(what string, at int, r io.Reader) {
 		t.Helper()
 		tried++
-		if _, err := s.Restore(within(t), r); !errors.Is(err, cluster.ErrBadBackup) {
+		if _, err := s.Restore(within(t), r, "op"); !errors.Is(err, cluster.ErrBadBackup) {
 			t.Errorf("%s at byte %d: %v", what, at, err)
 		}
 	}

@@ -78,6 +78,9 @@ type Claim struct {
 	AccessMode     AccessMode     `json:"access_mode"`
 	AttachmentMode AttachmentMode `json:"attachment_mode"`
 	State          State          `json:"state,omitempty"`
+	// AttachedBy is the driver whose controller may have attached the volume to the node; empty: none was asked to. It is
+	// set before the controller is called, and the claim is freed only when the controller has answered a detach.
+	AttachedBy string `json:"attached_by,omitempty"`
 	// Index is the ledger index at which the claim was taken; it serves as fencing token.
 	Index      uint64    `json:"index,omitempty"`
 	TakenAt    time.Time `json:"taken_at,omitzero"`

@@ -31,6 +31,8 @@ var (
 	ErrVolumeNotFound = errcode.NotFound.New("is not registered")
 	// ErrVolumeInUse: the volume is claimed, so it cannot be removed or changed in this way.
 	ErrVolumeInUse = errcode.FailedPrecondition.New("volume is in use")
+	// ErrMarked: something is done that nobody may have the volume during; try again when it has ended.
+	ErrMarked = errcode.FailedPrecondition.New("volume is being changed")
 	// ErrClaimNotFound: the workload has no claim on the volume.
 	ErrClaimNotFound = errcode.NotFound.New("claim not found")
 	// ErrWorkloadNotFound: the ledger knows no such workload.
@@ -67,7 +69,7 @@ var (
 )
 
 // Refusal says why a volume was refused and who holds it. It matches its Reason in errors.Is: ErrHeld, ErrModes,
-// ErrReadOnly, ErrUnsupported, ErrConflict or ErrVolumeInUse.
+// ErrReadOnly, ErrUnsupported, ErrConflict, ErrVolumeInUse or ErrMarked.
 type Refusal struct {
 	Reason  error
 	Volume  VolumeRef

@@ -78,6 +78,9 @@ func Take(v Volume, held []Claim, want Claim, at time.Time) (granted Claim, crea
 		return own, false, nil
 	}
 
+	if v.Mark != nil {
+		return Claim{}, false, v.Mark.Refuse(v.VolumeRef, want.Mode, at)
+	}
 	modes := Capability{want.AccessMode, want.AttachmentMode}
 	if !v.Supports(want.AccessMode, want.AttachmentMode) {
 		return Claim{}, false, refuse(ErrUnsupported, held, "cannot be claimed as %s: it is registered with %v",

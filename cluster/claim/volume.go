@@ -98,6 +98,9 @@ type Volume struct {
 	AccessMode     AccessMode     `json:"access_mode,omitempty"`
 	AttachmentMode AttachmentMode `json:"attachment_mode,omitempty"`
 
+	// Mark is the act that is under way; nil: none.
+	Mark *Mark `json:"mark,omitempty" proto:"-"`
+
 	CreateIndex uint64    `json:"create_index,omitempty"`
 	ModifyIndex uint64    `json:"modify_index,omitempty"`
 	CreatedAt   time.Time `json:"created_at,omitzero"`

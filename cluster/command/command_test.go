@@ -53,6 +53,7 @@ func commands() []command.Command {
 				AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
 			}},
 		},
+		&command.IntendAttach{Volume: volume, Workload: workload, Index: 6},
 		&command.PutToken{Token: token},
 		&command.DeleteTokens{IDs: []string{token.ID}},
 		&command.EndWorkload{Ref: workload, Node: "a", RunID: "run"},
@@ -100,6 +101,8 @@ func commands() []command.Command {
 		&command.DeleteACLTokens{Accessors: []string{"b"}},
 		&command.DeleteACLRoles{Names: []string{"r"}},
 		&command.DeleteACLPolicies{Names: []string{"p"}},
+		&command.TakeMark{Mark: claim.Mark{Act: claim.Restoring, By: "root", CapacityMin: 1, CapacityMax: 2}},
+		&command.EndMark{Index: 7},
 	}
 	for _, c := range all {
 		command.SetAt(c, at)

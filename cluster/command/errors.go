@@ -51,6 +51,7 @@ var reasons = map[string]error{
 	"backwards":          claim.ErrBackwards,
 	"volume-not-found":   claim.ErrVolumeNotFound,
 	"volume-in-use":      claim.ErrVolumeInUse,
+	"marked":             claim.ErrMarked,
 	"claim-not-found":    claim.ErrClaimNotFound,
 	"workload-not-found": claim.ErrWorkloadNotFound,
 	"node-not-found":     claim.ErrNodeNotFound,

@@ -49,6 +49,9 @@ type Ledger interface {
 	DeleteSnapshot(*DeleteSnapshot) ([]claim.SnapshotRef, error)
 	RotateSigningKey(*RotateSigningKey) (claim.KeyRotation, error)
 	AdvanceKeyRotation(*AdvanceKeyRotation) (claim.KeyRotation, error)
+	TakeMark(*TakeMark) (claim.Mark, error)
+	EndMark(*EndMark) (claim.Mark, error)
+	IntendAttach(*IntendAttach) (claim.Claim, error)
 }
 
 // kinds is the registry of commands. An entry has the number that stands for the command in the log, the type of its
@@ -86,6 +89,9 @@ var kinds = map[kind]row{
 	31: rowOf(Ledger.DeleteSnapshot),
 	32: rowOf(Ledger.RotateSigningKey),
 	33: rowOf(Ledger.AdvanceKeyRotation),
+	34: rowOf(Ledger.TakeMark),
+	35: rowOf(Ledger.EndMark),
+	36: rowOf(Ledger.IntendAttach),
 }
 
 type kind byte

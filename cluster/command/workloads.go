@@ -12,6 +12,9 @@ import (
 type RegisterVolume struct {
 	Returns[RegisterVolumeResult]
 	Volume claim.Volume `json:"volume"`
+	// Mark is the index of the volume's mark, which ends with this command. Without it a marked volume stays as it is
+	// (claim.ErrMarked).
+	Mark uint64 `json:"mark,omitempty"`
 }
 
 // RegisterVolumeResult answers RegisterVolume.
@@ -20,11 +23,13 @@ type RegisterVolumeResult struct {
 	Created bool
 }
 
-// DeregisterVolume removes a volume. It is refused while there are claims, unless Force.
+// DeregisterVolume removes a volume. It is refused while there are claims or a mark, unless Force.
 type DeregisterVolume struct {
 	Returns[DeregisterVolumeResult]
 	Ref   claim.VolumeRef `json:"ref"`
 	Force bool            `json:"force,omitempty"`
+	// Deleted says that the driver has deleted the volume, which ends the act claim.Deleting.
+	Deleted bool `json:"deleted,omitempty"`
 }
 
 // DeregisterVolumeResult answers DeregisterVolume. LeftBehind are claims that were deleted although they may still
@@ -33,6 +38,23 @@ type DeregisterVolumeResult struct {
 	Volume     claim.Volume
 	LeftBehind []claim.Claim
 	More       bool
+}
+
+// TakeMark marks a volume, or with an empty Ref the whole ledger, for an act that nobody may have it during. It is
+// refused while there are claims (claim.ErrVolumeInUse) or another act is under way (claim.ErrMarked), and is
+// claim.ErrConflict if the volume has changed since it was read.
+type TakeMark struct {
+	Returns[claim.Mark]
+	Ref           claim.VolumeRef `json:"ref,omitzero"`
+	IfModifyIndex uint64          `json:"if_modify_index,omitempty"`
+	Mark          claim.Mark      `json:"mark"` // its act, by whom, and the arguments
+}
+
+// EndMark ends an act that has changed nothing. A mark that another caller has taken since stays.
+type EndMark struct {
+	Returns[claim.Mark]
+	Ref   claim.VolumeRef `json:"ref,omitzero"`
+	Index uint64          `json:"index"`
 }
 
 // ResealVolume replaces a volume's encrypted secrets by the same secrets under another key. It is
@@ -113,6 +135,16 @@ type DeleteWorkloads struct {
 type DeleteWorkloadsResult struct {
 	Deleted []claim.WorkloadRef
 	More    bool
+}
+
+// IntendAttach records that a driver's controller is about to attach the volume of a claim to its node, on each claim
+// that the volume has there: they share the attachment. A claim that is gone or being released is
+// claim.ErrClaimNotFound.
+type IntendAttach struct {
+	Returns[claim.Claim]
+	Volume   claim.VolumeRef   `json:"volume"`
+	Workload claim.WorkloadRef `json:"workload"`
+	Index    uint64            `json:"index"`
 }
 
 // AdvanceClaims checkpoints the release of claims: all items or none.

@@ -17,11 +17,14 @@ func (tx volumeWrites) RegisterVolume(c *command.RegisterVolume) (zero command.R
 	if next.Name == "" {
 		next.Name = next.ID
 	}
-	next.CreateIndex, next.CreatedAt = tx.index, c.At
+	next.CreateIndex, next.CreatedAt, next.Mark = tx.index, c.At, nil
 	old, err := tx.Volume(next.VolumeRef)
 	created := errors.Is(err, claim.ErrVolumeNotFound)
 	var before []string
 	switch {
+	case c.Mark != 0 && (created || err == nil && (old.Mark == nil || old.Mark.Index != c.Mark)):
+		return zero, fmt.Errorf("volume %q: its mark of index %d has ended, or was taken by another call: %w", next.VolumeRef,
+			c.Mark, claim.ErrConflict)
 	case created:
 	case err != nil:
 		return zero, err
@@ -32,6 +35,9 @@ func (tx volumeWrites) RegisterVolume(c *command.RegisterVolume) (zero command.R
 		}
 		if err := claim.CheckUpdate(old, next, held, c.At); err != nil {
 			return zero, err
+		}
+		if old.Mark != nil && c.Mark == 0 {
+			return zero, old.Mark.Refuse(old.VolumeRef, "", c.At)
 		}
 		next.CreateIndex, next.CreatedAt = old.CreateIndex, old.CreatedAt
 		next.Grown = next.Grown || old.Grown
@@ -102,6 +108,9 @@ func (tx volumeWrites) DeregisterVolume(c *command.DeregisterVolume) (zero comma
 			Reason: claim.ErrVolumeInUse, Volume: c.Ref, Detail: "cannot be deregistered while it is claimed",
 			Holders: held, At: c.At,
 		}
+	}
+	if v.Mark != nil && !c.Force && !(c.Deleted && v.Mark.Act == claim.Deleting) {
+		return zero, v.Mark.Refuse(c.Ref, "", c.At)
 	}
 	more := len(held) > command.MaxItems
 	held = held[:min(len(held), command.MaxItems)]

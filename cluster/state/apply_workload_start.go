@@ -200,7 +200,14 @@ func (tx *writeTx) take(want claim.Claim, at time.Time) (v claim.Volume, granted
 	}
 	setModes(&v, held)
 	granted, created, err = claim.Take(v, held, want, at)
-	return v, granted, created, err
+	if err != nil || !created {
+		return v, granted, created, err
+	}
+	if err := tx.checkRestoring(want.Volume, want.Mode, at); err != nil {
+		return v, granted, false, err
+	}
+	granted.AttachedBy, err = tx.attachedBy(want.Volume, want.Node)
+	return v, granted, true, err
 }
 
 // holders returns the claims that decide on another claim, in the order of the ledger: those of the volume or, if

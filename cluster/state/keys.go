@@ -30,6 +30,7 @@ import (
 //	o/                                 how the leader manages the servers
 //	h/NS/NAME                          snapshot
 //	s/                                 names of the keys that encrypt secrets
+//	q/                                 the mark of the whole ledger
 //	x/KEY                              outcome of a command with a key
 //
 //	cw/WNS/WORKLOAD/NS/VOLUME          claims of a workload
@@ -37,6 +38,7 @@ import (
 //	cr/NS/VOLUME/WNS/WORKLOAD          claims being released
 //	vd/DRIVER/NS/VOLUME                volumes of a driver
 //	ve/DRIVER/SHA256/NS/VOLUME         volumes by the hash of their external id
+//	vm/NS/VOLUME                       volumes that are marked
 //	he/DRIVER/SHA256/NS/NAME           snapshots by the hash of the driver's id
 //	dn/DRIVER/NODE                     the driver on the node
 //	we/TIME/NS/WORKLOAD                ended workloads, oldest first
@@ -58,6 +60,7 @@ const (
 	signingKey = "k/"
 
 	keyRotation  = "g/"
+	restoring    = "q/"
 	aclPolicies  = "p/"
 	aclRoles     = "r/"
 	aclTokens    = "a/"
@@ -73,6 +76,7 @@ const (
 	claimsReleasing     = "cr/"
 	volumesByDriver     = "vd/"
 	volumesByExternalID = "ve/"
+	volumesMarked       = "vm/"
 	snapshotsByID       = "he/"
 	driversByNode       = "dn/"
 	workloadsByEnd      = "we/"
@@ -121,7 +125,11 @@ func timePart(t time.Time) string { return fmt.Sprintf("%016x", max(t.UnixNano()
 
 func volumeIndexKeys(v *claim.Volume) []string {
 	part := volumePart(v.VolumeRef)
-	return []string{volumesByDriver + v.PluginID + "/" + part, externalIDPart(v.PluginID, v.ExternalID) + part}
+	keys := []string{volumesByDriver + v.PluginID + "/" + part, externalIDPart(v.PluginID, v.ExternalID) + part}
+	if v.Mark != nil {
+		keys = append(keys, volumesMarked+part)
+	}
+	return keys
 }
 
 // externalIDPart is the prefix of the index keys of all volumes with an external id. An external id may hold any

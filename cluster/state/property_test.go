@@ -144,7 +144,7 @@ func drawCommand(t *rapid.T) command.Command {
 	switch rapid.SampledFrom([]string{
 		"start", "start", "end", "advance", "advance", "register", "deregister", "node",
 		"node", "drop", "collect", "forget", "token", "token", "untoken", "await", "await", "status", "status", "duty", "acl",
-		"acl", "secrets", "autopilot",
+		"acl", "secrets", "autopilot", "mark", "unmark", "attach",
 	}).Draw(t, "command") {
 	case "start":
 		c := &command.StartWorkload{Ref: aWorkload(), Node: aNode(), RunID: aRun()}
@@ -181,6 +181,23 @@ func drawCommand(t *rapid.T) command.Command {
 		return &command.RegisterVolume{Volume: v}
 	case "deregister":
 		return &command.DeregisterVolume{Ref: ref(aVolume()), Force: rapid.Bool().Draw(t, "force")}
+	case "mark":
+		ofVolume := rapid.Bool().Draw(t, "of a volume")
+		c := &command.TakeMark{Mark: claim.Mark{Act: claim.Restoring}}
+		if ofVolume {
+			c.Ref, c.IfModifyIndex = ref(aVolume()), rapid.Uint64Range(1, 9).Draw(t, "modify index")
+			c.Mark.Act = rapid.SampledFrom([]claim.Act{claim.Deleting, claim.Expanding}).Draw(t, "act")
+		}
+		return c
+	case "unmark":
+		return &command.EndMark{
+			Ref:   rapid.SampledFrom([]claim.VolumeRef{{}, ref(aVolume())}).Draw(t, "marked"),
+			Index: rapid.Uint64Range(1, 9).Draw(t, "index"),
+		}
+	case "attach":
+		return &command.IntendAttach{
+			Volume: ref(aVolume()), Workload: aWorkload(), Index: rapid.Uint64Range(1, 9).Draw(t, "index"),
+		}
 	case "node":
 		n := claim.Node{Name: aNode(), Drivers: map[string]claim.NodeDriver{}}
 		for range rapid.IntRange(0, 2).Draw(t, "drivers") {
@@ -412,8 +429,15 @@ func checkClaims(t *rapid.T, l *ledger) {
 			if (v.AccessMode != "") != (len(held) > 0) {
 				t.Fatalf("volume %s with %d claims is in use as %q", id, len(held), v.AccessMode)
 			}
-			writers := 0
+			if v.Mark != nil && len(held) > 0 {
+				t.Fatalf("volume %s has the mark %+v and claims: %+v", id, v.Mark, held)
+			}
+			writers, attached := 0, map[string]string{}
 			for _, c := range held {
+				if by, known := attached[c.Node]; known && by != c.AttachedBy {
+					t.Fatalf("volume %s: what is attached to node %s differs: %+v", id, c.Node, held)
+				}
+				attached[c.Node] = c.AttachedBy
 				if c.AccessMode != v.AccessMode {
 					t.Fatalf("volume %s is in use as %s and as %s", id, v.AccessMode, c.AccessMode)
 				}

@@ -132,6 +132,9 @@ func readKeys(kind byte, value []byte) (key string, index []pair, err error) {
 	case signingKey[0]:
 		_, err := decode[claim.SigningKey](value)
 		return signingKey, nil, err
+	case restoring[0]:
+		_, err := decode[claim.Mark](value)
+		return restoring, nil, err
 	case keyRotation[0]:
 		_, err := decode[claim.KeyRotation](value)
 		return keyRotation, nil, err

@@ -31,6 +31,7 @@ const (
 var recordPrefixes = []string{
 	volumes, claims, workloads, nodes, drivers, identity, tokens, signingKey,
 	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, autopilot, secretsKeys, snapshots, keptResults, keyRotation,
+	restoring,
 }
 
 // Snapshot is the ledger at one moment.
@@ -142,7 +143,8 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 
 // Reindex copies a snapshot and gives it another index, so that it is newer than any ledger that it replaces. Every
 // node is to compare with it what runs there, before its next lease (claim.Node.LostIndex): workloads of the snapshot
-// may have ended since.
+// may have ended since. Marks are left out: the acts have ended since, and who repeats one might delete a volume that is
+// in use by now.
 // Everything is verified: the copy can be restored. It returns the index that the snapshot had. The error is
 // ErrBadSnapshot if it is not a snapshot.
 func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) {
@@ -155,10 +157,16 @@ func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) 
 		if _, _, err = keysOf(kind, value); err != nil {
 			return err
 		}
-		if kind == nodes[0] {
-			if value, err = lost(value, index); err != nil {
-				return err
-			}
+		switch kind {
+		case restoring[0]:
+			return nil
+		case nodes[0]:
+			value, err = changed(value, func(n *claim.Node) { n.LostIndex = index })
+		case volumes[0]:
+			value, err = changed(value, func(v *claim.Volume) { v.Mark = nil })
+		}
+		if err != nil {
+			return err
 		}
 		_, err = out.Write(append(binary.AppendUvarint([]byte{kind}, uint64(len(value))), value...))
 		return err
@@ -172,12 +180,12 @@ func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) 
 	return before, nil
 }
 
-// lost returns a node's record with another LostIndex.
-func lost(value []byte, index uint64) ([]byte, error) {
-	n, err := decode[claim.Node](value)
+// changed returns a record with a change.
+func changed[T any](value []byte, change func(*T)) ([]byte, error) {
+	v, err := decode[T](value)
 	if err != nil {
 		return nil, err
 	}
-	n.LostIndex = index
-	return codec.Marshal(n)
+	change(&v)
+	return codec.Marshal(v)
 }

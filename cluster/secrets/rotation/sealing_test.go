@@ -142,7 +142,7 @@ func TestRestoreDuringARotation(t *testing.T) {
 			}
 
 			clustertest.Eventually(t, "the ledger is restored", func() bool {
-				_, err := w.leader().Restore(t.Context(), bytes.NewReader(saved.Bytes()))
+				_, err := w.leader().Restore(t.Context(), bytes.NewReader(saved.Bytes()), "op")
 				// a busy machine lets another one lead
 				if errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrNotLeader) {
 					return false

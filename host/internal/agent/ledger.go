@@ -105,6 +105,12 @@ func (k *ledgerKeeper) startWatcher(ctx context.Context, cfg watcher.Config) {
 	k.closers.loop(ctx, func(ctx context.Context) { k.cluster.WhileLeader(ctx, k.tokens.LeadRotation) })
 }
 
+// finishActs repeats what was begun with volumes and not finished, while this server leads.
+func (k *ledgerKeeper) finishActs(ctx context.Context, cfg *apiserver.Config) {
+	volumes := cfg.Volumes
+	k.closers.loop(ctx, func(ctx context.Context) { k.cluster.WhileLeader(ctx, volumes.FinishActs) })
+}
+
 // sweepTokens revokes the tokens whose workload is gone.
 func (k *ledgerKeeper) sweepTokens(ctx context.Context) error {
 	report, err := k.tokens.Sweep(ctx, false)

@@ -146,6 +146,7 @@ func (s *server) openServer(ctx context.Context) error {
 	s.serveLedger(&cfg)
 	cfg.Health, cfg.Volumes.Nodes, cfg.Agent.Nodes.Direct = s.health, s.nodes, true
 	cfg.Volumes.Heard, cfg.Nodes.Heard = s.heartbeats.Known, s.heartbeats.Known
+	s.finishActs(ctx, &cfg)
 	if err := s.serveAPI(ctx, cfg); err != nil {
 		return err
 	}

@@ -82,6 +82,7 @@ func (s *standalone) openServer(ctx context.Context) error {
 	cfg := s.apiConfig()
 	s.serveLedger(&cfg)
 	cfg.Health, cfg.SocketRoot, cfg.Operator.Reconcile = s.health, s.cfg.ACL.SocketRoot, s.workloads.Reconciler.Reconcile
+	s.finishActs(ctx, &cfg)
 	return s.serveAPI(ctx, cfg)
 }
 

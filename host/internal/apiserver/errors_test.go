@@ -20,7 +20,6 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/nodes"
 	"github.com/pannier/pannier/host/internal/apiserver/volumes"
 	"github.com/pannier/pannier/host/internal/consul/services"
-	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/peer/watcher"
@@ -63,7 +62,7 @@ var codesOfErrors = []struct {
 		ledger.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported,
 		claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
 		claim.ErrIneligible, claim.ErrCycle, claim.ErrUnreachable, drivers.ErrDeclared, drivers.ErrInUse,
-		workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
+		workload.ErrConflict, services.ErrUnknownConsul,
 		supervisor.ErrNoSwap, supervisor.ErrNoCopy, supervisor.ErrPinned,
 	}},
 }

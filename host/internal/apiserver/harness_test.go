@@ -72,7 +72,8 @@ type storageFake struct {
 	members   []string // of the group in the last call
 	expanded  []storage.ExpandNodeRequest
 	warnings  []string
-	fail      map[string]error // by the call's name
+	fail      map[string]error  // by the call's name
+	during    func(call string) // called in the middle of a delete or an expansion
 	caps      storage.ControllerCapabilities
 }
 
@@ -135,6 +136,9 @@ func (f *storageFake) Create(_ context.Context, _ storage.Driver, req storage.Cr
 }
 
 func (f *storageFake) Delete(_ context.Context, _ storage.Driver, v storage.Volume) error {
+	if f.during != nil {
+		f.during("delete")
+	}
 	if err := f.failure("delete"); err != nil {
 		return err
 	}
@@ -174,6 +178,9 @@ func (f *storageFake) Modify(_ context.Context, _ storage.Driver, req storage.Mo
 func (f *storageFake) Expand(_ context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse,
 	error,
 ) {
+	if f.during != nil {
+		f.during("expand")
+	}
 	return storage.ExpandResponse{Capacity: req.CapacityMin, NodeExpansionRequired: true}, f.failure("expand")
 }
 
@@ -410,10 +417,16 @@ func (p parts) config() Config {
 
 func openHost(t *testing.T, change ...func(c *parts)) *host {
 	t.Helper()
+	return openHostWith(t, allCaps(), change...)
+}
+
+// openHostWith is openHost with a driver that can do less.
+func openHostWith(t *testing.T, caps storage.ControllerCapabilities, change ...func(c *parts)) *host {
+	t.Helper()
 	check.Parallel(t)
 	dir := t.TempDir()
 	h := &host{
-		fake: &storageFake{volumes: map[string]storage.CreateRequest{}, fail: map[string]error{}, caps: allCaps()},
+		fake: &storageFake{volumes: map[string]storage.CreateRequest{}, fail: map[string]error{}, caps: caps},
 		bus:  events.New(0), consul: &consulFake{problems: map[string]string{}}, log: &check.Buffer{},
 	}
 	var cancel context.CancelFunc

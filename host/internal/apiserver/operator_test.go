@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -71,6 +72,33 @@ func (h *host) restore(data []byte) (*hostv1.RestoreSnapshotResponse, error) {
 		data = data[n:]
 	}
 	return stream.CloseAndReceive()
+}
+
+// A claim that is granted while a snapshot comes over a slow line stays: the restore is refused.
+func TestClaimDuringTheUploadOfASnapshot(t *testing.T) {
+	h := openHost(t)
+	h.create(t, spec("mysql"))
+	var saved bytes.Buffer
+	check.Must(h.ledger.Save(h.ctx, &saved))(t)
+	stream := check.Must(h.client.Operator.RestoreSnapshot(h.ctx))(t)
+	half := saved.Len() / 2
+	check.NoError(t, stream.Send(&hostv1.RestoreSnapshotRequest{Chunk: saved.Bytes()[:half]}))
+	check.Eventually(t, "the upload has begun", func() bool {
+		return strings.Contains(h.log.String(), "the ledger is to be replaced by a snapshot")
+	})
+	held := claim.WorkloadRef{Namespace: "default", ID: "db"}
+	check.Must(cluster.Apply(h.ctx, h.ledger, command.Start(claim.Run{Ref: held, Node: "n2"}, []claim.Claim{{
+		Volume: volumeOf("mysql"), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
+	}})))(t)
+	if err := stream.Send(&hostv1.RestoreSnapshotRequest{Chunk: saved.Bytes()[half:]}); !errors.Is(err, io.EOF) {
+		check.NoError(t, err)
+	}
+	_, err := stream.CloseAndReceive()
+	wantError(t, err, connect.CodeFailedPrecondition, `"db"`, `"mysql"`, `"n2"`)
+	v := check.Must(h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"}))(t)
+	if claims := v.GetVolume().GetClaims(); len(claims) != 1 || claims[0].GetWorkload() != "db" {
+		t.Errorf("the claims are %v", claims)
+	}
 }
 
 func TestSaveAndRestoreTheLedger(t *testing.T) {

@@ -94,7 +94,7 @@ func TestRestoreAndDrainOfAHostThatIsAlone(t *testing.T) {
 	h.Run("workload", "start", workload(h, "w", "data", ""))
 	h.Run("operator", "snapshot", "save", h.Path("ledger.snapshot"))
 
-	h.Refused(4, []string{"the ledger has 1 claim,", "node drain"}, "operator", "snapshot", "restore", h.Path("ledger.snapshot"))
+	h.Refused(4, []string{`workload "w" on node "a"`, "node drain"}, "operator", "snapshot", "restore", h.Path("ledger.snapshot"))
 	h.Run("node", "drain", "-enable", "a")
 	h.NothingInUse()
 	h.Run("node", "drain", "-wait", "a")

@@ -20,7 +20,6 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/peer/watcher"
-	"github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -162,32 +161,13 @@ func (send chunks) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// nothingClaimed fails while there are claims. The snapshot may not contain them, and would allow others to write to
-// volumes that are mounted.
-func (h *Handler) nothingClaimed(ctx context.Context) error {
-	return h.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
-		claims, err := tx.AllClaims()
-		if err != nil || len(claims) == 0 {
-			return err
-		}
-		c := claims[0]
-		return connect.NewError(connect.CodeFailedPrecondition,
-			fmt.Errorf(
-				"the ledger has %s, such as that of workload %q on volume %q on node %q: a snapshot may not know of them, "+
-					"and let others write to the same volume; stop the workloads first, as with: pannier node drain -enable %s",
-				printable.Count(len(claims), "claim"), c.Workload, c.Volume, c.Node, c.Node))
-	})
-}
-
 // RestoreSnapshot replaces the ledger by a snapshot.
 func (h *Handler) RestoreSnapshot(ctx context.Context,
 	stream *connect.ClientStream[hostv1.RestoreSnapshotRequest],
 ) (*hostv1.RestoreSnapshotResponse, error) {
-	if err := h.nothingClaimed(ctx); err != nil {
-		return nil, err
-	}
-	h.Log.Warn("the ledger is replaced by a snapshot", "by", call.CallerOf(ctx).Who())
-	info, err := h.Ledger.Restore(ctx, &received{stream: stream})
+	by := call.CallerOf(ctx).Who()
+	h.Log.Warn("the ledger is to be replaced by a snapshot", "by", by)
+	info, err := h.Ledger.Restore(ctx, &received{stream: stream}, by)
 	if err != nil {
 		return nil, err
 	}

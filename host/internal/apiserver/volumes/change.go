@@ -9,7 +9,6 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
-	"github.com/pannier/pannier/host/internal/csi/controllers"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -23,37 +22,47 @@ func (h *Handler) ExpandVolume(ctx context.Context,
 		return nil, err
 	}
 	defer unlock()
-	v, claims, err := h.readVolume(ctx, ref)
+	v, _, err := h.readVolume(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	minBytes, maxBytes := req.GetCapacityMin(), req.GetCapacityMax()
+	if err := h.expand(ctx, v, req.GetCapacityMin(), req.GetCapacityMax()); err != nil {
+		return nil, err
+	}
+	shown, err := h.shownNow(ctx, v.VolumeRef)
+	return &hostv1.ExpandVolumeResponse{Volume: shown}, err
+}
+
+// expand grows a volume, whose lock is held. If the driver does that only while nobody uses the volume, nobody can claim
+// it until the driver has answered.
+func (h *Handler) expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64) error {
 	if err := checkGrowth(v, minBytes, maxBytes); err != nil {
-		return nil, err
+		return err
 	}
-	grown, err := h.Controllers.Expand(ctx, v, minBytes, maxBytes, len(claims) > 0)
-	if errors.Is(err, controllers.ErrOffline) {
-		return nil, inUse(v, claims, fmt.Sprintf("can be expanded by driver %q only while nobody uses it", v.PluginID))
-	}
+	a := h.newAct(ctx, v, claim.Mark{Act: claim.Expanding, CapacityMin: minBytes, CapacityMax: maxBytes})
+	grown, err := h.Controllers.Expand(ctx, v, minBytes, maxBytes, a.begin)
 	if err != nil {
-		return nil, err
+		return a.failed(ctx, err)
 	}
 	v.Capacity = max(grown.Capacity, minBytes, v.Capacity)
 	v.CapacityMin, v.CapacityMax = minBytes, maxBytes
 	v.Grown = v.Grown || grown.NodeExpansionRequired
-	if _, err := h.put(ctx, v); err != nil {
-		return nil, fmt.Errorf(
-			"volume %q has grown to %d bytes, but the ledger could not be updated: %w; expand it again to finish", v.VolumeRef,
-			v.Capacity, err)
+	if _, err := h.put(ctx, v, a.mark.Index); err != nil {
+		return fmt.Errorf("volume %q has grown to %d bytes, but the ledger could not be updated: %w; expand it again to finish",
+			v.VolumeRef, v.Capacity, err)
 	}
 	if grown.NodeExpansionRequired {
+		// Workloads that start from now on see that it has grown.
+		_, claims, err := h.readVolume(ctx, v.VolumeRef)
+		if err != nil {
+			return err
+		}
 		if err := h.expandMounted(ctx, v, claims); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	h.volumeEvent("expanded", v)
-	shown, err := h.shownNow(ctx, v.VolumeRef)
-	return &hostv1.ExpandVolumeResponse{Volume: shown}, err
+	return nil
 }
 
 // expandMounted grows the mounts of a volume. If a node cannot be reached the others are still grown.
@@ -156,7 +165,7 @@ func (h *Handler) ModifyVolume(ctx context.Context,
 		v.MutableParameters = map[string]string{}
 	}
 	maps.Copy(v.MutableParameters, parameters)
-	if _, err := h.put(ctx, v); err != nil {
+	if _, err := h.put(ctx, v, 0); err != nil {
 		return nil, fmt.Errorf("volume %q is modified at driver %q, but the ledger could not be updated: %w; modify it again "+
 			"to finish", v.VolumeRef, v.PluginID, err)
 	}

@@ -70,7 +70,7 @@ func (h *Handler) RegisterVolume(ctx context.Context,
 			fmt.Sprintf("capacity_min is above the volume's capacity, %d bytes, and registering it does "+
 				"not grow it: pannier volume expand does", v.Capacity))
 	}
-	if v, err = h.put(ctx, v); err != nil {
+	if v, err = h.put(ctx, v, 0); err != nil {
 		return nil, fmt.Errorf("register volume %q: %w", v.VolumeRef, err)
 	}
 	h.volumeEvent("registered", v)
@@ -156,6 +156,8 @@ func (h *Handler) created(ctx context.Context, v claim.Volume) (exists bool, war
 	switch {
 	case err != nil:
 		return false, nil, err
+	case found && before.Mark != nil:
+		return false, nil, before.Mark.Refuse(before.VolumeRef, "", time.Now())
 	case found:
 		return true, nil, h.sameDefinition(before, v)
 	case v.ExternalID != "":
@@ -182,7 +184,7 @@ func (h *Handler) create(ctx context.Context, v claim.Volume) error {
 		return err
 	}
 	made.CloneID, made.SnapshotID = v.CloneID, v.SnapshotID
-	switch _, err := h.put(ctx, made); {
+	switch _, err := h.put(ctx, made, 0); {
 	case errors.Is(err, claim.ErrDuplicate): // whose it is may be hidden from the caller
 		return fmt.Errorf("volume %q: driver %q answered its creation with the external id %q, which %w: the driver gives one id "+
 			"to several volumes; nothing was registered", v.VolumeRef, v.PluginID, made.ExternalID, claim.ErrDuplicate)
@@ -208,13 +210,13 @@ func (h *Handler) cloneSource(ctx context.Context, v claim.Volume) (string, erro
 	return source.ExternalID, nil
 }
 
-// put writes a volume to the ledger. If the key that encrypts secrets was rotated meanwhile they are re-encrypted,
+// put writes a volume to the ledger, and ends the act with the mark; 0: there is none. If the key that encrypts secrets was rotated meanwhile they are re-encrypted,
 // once this server has the new key.
-func (h *Handler) put(ctx context.Context, v claim.Volume) (claim.Volume, error) {
+func (h *Handler) put(ctx context.Context, v claim.Volume, mark uint64) (claim.Volume, error) {
 	failpoint.Here("volume", "put")
 	defer failpoint.Here("volume", "written")
 	for deadline := time.Now().Add(newKeyPatience); ; {
-		result, err := cluster.Apply(ctx, h.Ledger, &command.RegisterVolume{Volume: v})
+		result, err := cluster.Apply(ctx, h.Ledger, &command.RegisterVolume{Volume: v, Mark: mark})
 		if err == nil {
 			return result.Volume, nil
 		}
@@ -359,8 +361,8 @@ func (h *Handler) DeregisterVolume(ctx context.Context,
 	return &hostv1.DeregisterVolumeResponse{LeftBehind: call.Each(result.LeftBehind, call.ShownClaim)}, nil
 }
 
-// DeleteVolume deletes a volume at its driver, then from the ledger. It can be repeated if it was interrupted:
-// drivers accept a second delete.
+// DeleteVolume deletes a volume at its driver, then from the ledger. If it is interrupted the leader repeats it: drivers
+// accept a second delete.
 func (h *Handler) DeleteVolume(ctx context.Context,
 	req *hostv1.DeleteVolumeRequest,
 ) (*hostv1.DeleteVolumeResponse, error) {
@@ -369,36 +371,35 @@ func (h *Handler) DeleteVolume(ctx context.Context,
 		return nil, err
 	}
 	defer unlock()
-	v, claims, err := h.readVolume(ctx, ref)
-	if errors.Is(err, claim.ErrVolumeNotFound) && call.CallerOf(ctx).Key != "" {
+	v, _, err := h.readVolume(ctx, ref)
+	switch {
+	case errors.Is(err, claim.ErrVolumeNotFound) && call.CallerOf(ctx).Key != "":
 		// An earlier attempt of this call may have deleted it: the ledger then returns that attempt's result.
-		_, err = cluster.DeregisterVolume(ctx, h.Ledger, ref, false)
-		return &hostv1.DeleteVolumeResponse{}, err
+		err = h.forgetDeleted(ctx, ref)
+	case err == nil:
+		err = h.delete(ctx, v, req.GetSecrets())
 	}
-	if err != nil {
-		return nil, err
-	}
-	if len(claims) > 0 {
-		return nil, inUse(v, claims, "cannot be deleted while claims stand")
-	}
-	if err := h.Controllers.Delete(ctx, v, req.GetSecrets()); err != nil {
-		return nil, err
+	return &hostv1.DeleteVolumeResponse{}, err
+}
+
+// delete deletes a volume, whose lock is held, and that nobody can claim until the driver has answered.
+func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string]string) error {
+	a := h.newAct(ctx, v, claim.Mark{Act: claim.Deleting})
+	if err := h.Controllers.Delete(ctx, v, secrets, a.begin); err != nil {
+		return a.failed(ctx, err)
 	}
 	failpoint.Here("volume", "deleted")
-	if _, err := cluster.DeregisterVolume(ctx, h.Ledger, v.VolumeRef, false); err != nil {
-		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish",
+	if err := h.forgetDeleted(ctx, v.VolumeRef); err != nil {
+		return fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish",
 			v.VolumeRef, v.PluginID, err)
 	}
 	h.volumeEvent("deleted", v)
-	return &hostv1.DeleteVolumeResponse{}, nil
+	return nil
 }
 
-// inUse returns a refusal that names the holders.
-func inUse(v claim.Volume, claims []claim.Claim, detail string) error {
-	return &claim.Refusal{
-		Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims,
-		At: time.Now(),
-	}
+func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef) error {
+	_, err := cluster.Apply(ctx, h.Ledger, &command.DeregisterVolume{Ref: ref, Deleted: true})
+	return err
 }
 
 // mayUse checks that a definition uses no other namespace's data: volumes, clone sources and snapshots are named by

@@ -26,7 +26,6 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
-	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/kmutex"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -110,9 +109,6 @@ func done(doing, driver string, err error) error {
 	}
 	return nil
 }
-
-// ErrOffline says that the driver expands only volumes that are not in use.
-var ErrOffline = errcode.FailedPrecondition.New("the driver can expand it only while no workload uses it")
 
 // call is one call to a driver's controller, on whichever node it runs.
 type call func(ctx context.Context, s storage.Client, d drivers.Driver) error

@@ -160,6 +160,9 @@ var writer = claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode
 
 func never(context.Context) (bool, error) { return false, nil }
 
+// begins lets every call begin.
+func begins(context.Context) error { return nil }
+
 func TestAttach(t *testing.T) {
 	p := &plugin{}
 	c := open(p, driver("d"))
@@ -606,16 +609,17 @@ func TestCreatedWithAnotherCapacity(t *testing.T) {
 func TestExpandOffline(t *testing.T) {
 	p := &plugin{}
 	c := open(p, driver("d", func(d *drivers.Driver) { d.Fingerprint.Controller.OnlineExpand = false }))
-	if _, err := c.Expand(t.Context(), vol, 10, 0, true); !errors.Is(err, ErrOffline) {
-		t.Errorf("in use: %v", err)
+	inUse := func(context.Context) error { return claim.ErrVolumeInUse }
+	if _, err := c.Expand(t.Context(), vol, 10, 0, inUse); !errors.Is(err, claim.ErrVolumeInUse) || len(p.volumes) > 0 {
+		t.Errorf("in use: %v, called %d times", err, len(p.volumes))
 	}
-	if r, err := c.Expand(t.Context(), vol, 10, 0, false); err != nil || r.Capacity != 10 {
+	if r, err := c.Expand(t.Context(), vol, 10, 0, begins); err != nil || r.Capacity != 10 {
 		t.Errorf("not in use: %+v, %v", r, err)
 	}
 	used := vol
 	used.AccessMode, used.AttachmentMode = claim.SingleNodeWriter, claim.BlockDevice
 	c = open(p, driver("d"))
-	if _, err := c.Expand(t.Context(), used, 10, 0, true); err != nil {
+	if _, err := c.Expand(t.Context(), used, 10, 0, inUse); err != nil {
 		t.Fatal(err)
 	}
 	if got := p.volumes[len(p.volumes)-1].Capability; got.AttachmentMode != storage.BlockDevice || got.FSType != "" {
@@ -644,7 +648,7 @@ func TestExpandOnNodesAlone(t *testing.T) {
 		},
 	} {
 		p := &plugin{}
-		got, err := open(p, driver("d", tc.change)).Expand(t.Context(), vol, 10, 0, true)
+		got, err := open(p, driver("d", tc.change)).Expand(t.Context(), vol, 10, 0, begins)
 		if s, _ := status.FromError(err); got != tc.want || s.Code() != tc.code || len(p.volumes) > 0 {
 			t.Errorf("%s: %+v, %v; the controller was asked about %v", name, got, err, p.volumes)
 		}
@@ -656,11 +660,11 @@ func TestSecretsOfTheRequestReplaceTheStored(t *testing.T) {
 	c := open(p, driver("d"))
 	damaged := vol
 	damaged.SealedSecrets = []byte("damaged")
-	if err := c.Delete(t.Context(), damaged, map[string]string{"password": "new"}); err != nil ||
+	if err := c.Delete(t.Context(), damaged, map[string]string{"password": "new"}, begins); err != nil ||
 		p.volumes[0].Secrets["password"] != "new" {
 		t.Errorf("%v, %v", p.volumes, err)
 	}
-	if err := c.Delete(t.Context(), damaged, nil); !errors.Is(err, errSecrets) {
+	if err := c.Delete(t.Context(), damaged, nil, begins); !errors.Is(err, errSecrets) {
 		t.Error(err)
 	}
 }

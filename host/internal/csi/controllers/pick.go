@@ -307,9 +307,14 @@ func (p *picker) on(driver, node string) (claim.NodeDriver, error) {
 // isAway reports whether another controller may be tried because the node or its driver is
 // unreachable. A driver's answer is final.
 func isAway(err error) bool {
-	return errors.Is(err, drivers.ErrUnhealthy) || errors.Is(err, drivers.ErrNotFound) ||
-		status.Code(err) == codes.Unavailable
+	return !errors.As(err, new(*finalError)) && (errors.Is(err, drivers.ErrUnhealthy) ||
+		errors.Is(err, drivers.ErrNotFound) || status.Code(err) == codes.Unavailable)
 }
+
+// finalError is an error of the ledger before a driver is called. No other controller is tried.
+type finalError struct{ error }
+
+func (e *finalError) Unwrap() error { return e.error }
 
 // awayError says that no controller of the driver is reachable. It is a drivers.ErrUnhealthy, and
 // names every node that was tried.

@@ -136,14 +136,19 @@ func checkCapacity(v claim.Volume, made storage.CreateResponse) error {
 }
 
 // Delete deletes the volume at its driver. It may be repeated. secrets, if given, replace the
-// volume's own.
-func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[string]string) error {
+// volume's own. begin is called before each call to a controller: its error ends Delete.
+func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[string]string,
+	begin func(ctx context.Context) error,
+) error {
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	return c.call(ctx, doing, v.PluginID, provisioning.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			volume, err := c.callVolume(ctx, v, claim.Capability{}, secrets)
 			if err != nil {
 				return err
+			}
+			if err := begin(ctx); err != nil {
+				return &finalError{err}
 			}
 			return s.Delete(ctx, d.Ref(), volume)
 		})
@@ -162,23 +167,26 @@ func (c *Controllers) List(ctx context.Context, driverID string, page storage.Pa
 }
 
 // Expand grows the volume at its driver to at least minBytes and at most maxBytes (0: no limit).
-// inUse says that the volume is claimed. It may be repeated. A driver whose controller lacks
+// It may be repeated. offline is called before each call to a controller that expands only while nobody uses the
+// volume: its error ends Expand. A driver whose controller lacks
 // EXPAND_VOLUME is not called if its node service has it: the node alone expands then (CSI spec,
 // NodeExpandVolume).
 func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64,
-	inUse bool,
+	offline func(ctx context.Context) error,
 ) (grown storage.ExpandResponse, err error) {
 	doing := fmt.Sprintf("expand volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	byController := false
 	err = c.call(ctx, doing, v.PluginID, expanding.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			byController = true
-			if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
-				return ErrOffline
-			}
 			volume, err := c.callVolume(ctx, v, v.Modes(), nil)
 			if err != nil {
 				return err
+			}
+			if ctl := d.Fingerprint.Controller; ctl != nil && ctl.Expand && !ctl.OnlineExpand {
+				if err := offline(ctx); err != nil {
+					return &finalError{err}
+				}
 			}
 			grown, err = s.Expand(ctx, d.Ref(),
 				storage.ExpandRequest{Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes})

@@ -1,0 +1,97 @@
+package apiserver
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// claimOf claims a volume for a workload of another node.
+func (h *host) claimOf(volume string) error {
+	_, err := cluster.Apply(h.ctx, h.ledger,
+		command.Start(claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "db"}, Node: "n2"}, []claim.Claim{{
+			Volume: volumeOf(volume), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
+		}}))
+	return err
+}
+
+// While a driver deletes a volume, or expands it as it can only while nobody uses it, nobody can claim it.
+func TestNoClaimDuringAnAct(t *testing.T) {
+	caps := allCaps()
+	caps.OnlineExpand = false
+	h := openHostWith(t, caps)
+	for _, tc := range []struct {
+		call, says string
+		act        func(id string) error
+	}{
+		{"delete", "is being deleted at its driver, by root, since", func(id string) error {
+			_, err := h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: id})
+			return err
+		}},
+		{"expand", "is being expanded by its driver, by root, since", func(id string) error {
+			_, err := h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: id, CapacityMin: 2 << 20})
+			return err
+		}},
+	} {
+		h.create(t, spec(tc.call))
+		var refused error
+		h.fake.during = func(string) { refused = h.claimOf(tc.call) }
+		err := tc.act(tc.call)
+		h.fake.during = nil
+		if err != nil || refused == nil || !strings.Contains(refused.Error(), tc.says) {
+			t.Errorf("%s: %v; a start meanwhile: %v", tc.call, err, refused)
+		}
+	}
+	// The driver's refusal ends the act, and so does its success.
+	check.NoError(t, h.claimOf("expand"))
+	_, err := h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "expand", CapacityMin: 3 << 20})
+	wantError(t, err, connect.CodeFailedPrecondition, `workload "db" on node "n2"`, "only while nobody uses it")
+	h.create(t, spec("refused"))
+	h.fake.setFailure("delete", driverSays(codes.FailedPrecondition, "a snapshot needs it"))
+	_, err = h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "refused"})
+	wantError(t, err, connect.CodeFailedPrecondition, "a snapshot needs it")
+	if _, _, err := h.tryStart("db2", "refused", false); err != nil && strings.Contains(err.Error(), "deleted") {
+		t.Errorf("after the refusal: %v", err)
+	}
+}
+
+// A driver that does not answer may delete the volume yet: nobody can claim it, and the leader asks again.
+func TestInterruptedDelete(t *testing.T) {
+	h := openHost(t)
+	h.create(t, spec("mysql"))
+	h.fake.setFailure("delete", driverSays(codes.Internal, "it is slow"))
+	_, err := h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "mysql"})
+	wantError(t, err, connect.CodeInternal, "it is slow", "nobody can claim the volume")
+	// The earlier call may be under way whatever the driver answers to a later one.
+	h.fake.setFailure("delete", driverSays(codes.FailedPrecondition, "not now"))
+	_, err = h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "mysql"})
+	wantError(t, err, connect.CodeFailedPrecondition, "not now", "nobody can claim the volume")
+	if err := h.claimOf("mysql"); err == nil || !strings.Contains(err.Error(), "pannier volume delete mysql") {
+		t.Errorf("a start: %v", err)
+	}
+	_, err = h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec("mysql")})
+	wantError(t, err, connect.CodeFailedPrecondition, "is being deleted")
+	h.fake.setFailure("delete", nil)
+	ctx, cancel := context.WithCancel(h.ctx)
+	var leads sync.WaitGroup
+	leads.Go(func() { h.cfg.Volumes.FinishActs(ctx) })
+	defer leads.Wait()
+	defer cancel()
+	check.Eventually(t, "the volume is deleted", func() bool {
+		_, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
+		return connect.CodeOf(err) == connect.CodeNotFound
+	})
+	if len(h.fake.deleted) != 1 {
+		t.Errorf("deleted: %v", h.fake.deleted)
+	}
+}
