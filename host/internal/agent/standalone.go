@@ -5,8 +5,10 @@ import (
 	"slices"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
+	"github.com/pannier/pannier/host/internal/peer"
 )
 
 // standalone is an agent with a ledger of its own, and no other hosts.
@@ -55,7 +57,8 @@ func (s *standalone) openDrivers(ctx context.Context) error {
 		Secrets: s.unseal,
 	})
 	deps := s.workloadDeps()
-	deps.Controller, deps.Secrets, deps.Tokens = s.controllers, s.unseal, s.tokens
+	deps.Controller, deps.Secrets, deps.Tokens = attacher{&peer.Leader{Ledger: s.cluster, Controllers: s.controllers}},
+		s.unseal, s.tokens
 	return s.startDrivers(ctx, deps)
 }
 
@@ -88,4 +91,12 @@ func (s *standalone) openServer(ctx context.Context) error {
 
 func (s *standalone) health() []string {
 	return slices.Concat(ledgerHealth(s.cluster.Stats()), s.keysHealth(), s.pluginHealth())
+}
+
+// attacher attaches volumes to the only host that there is.
+type attacher struct{ leader *peer.Leader }
+
+func (a attacher) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string,
+) (map[string]string, error) {
+	return a.leader.Attach(ctx, node, v.VolumeRef, modes, v.MountOptions)
 }

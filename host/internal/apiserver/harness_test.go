@@ -370,6 +370,14 @@ func (onePlugin) Status() []supervisor.Status {
 	return []supervisor.Status{{Name: "csi-bridge", State: supervisor.Running, Restarts: 2, PID: 7}}
 }
 
+// attacher attaches volumes, and records it nowhere.
+type attacher struct{ *controllers.Controllers }
+
+func (a attacher) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string,
+) (map[string]string, error) {
+	return a.Controllers.Attach(ctx, v, modes, node, func(context.Context) error { return nil })
+}
+
 // noTokens is a node without tokens.
 type noTokens struct{ servicesteps.Tokens }
 
@@ -458,7 +466,7 @@ func openHostWith(t *testing.T, caps storage.ControllerCapabilities, change ...f
 	})
 	pseudo := devices.New(pseudoDevices{}, h.bus, log)
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
-		Ledger: h.ledger.Node, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls,
+		Ledger: h.ledger.Node, Controller: attacher{ctl}, Drivers: registry, Devices: pseudo, Calls: calls,
 		Events:  h.bus,
 		Secrets: unseal,
 		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin,

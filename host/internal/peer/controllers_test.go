@@ -198,3 +198,70 @@ func TestADriversAnswerTravels(t *testing.T) {
 		t.Errorf("the caller's end: %v", err)
 	}
 }
+
+// slowControllers do something before they record an attachment and make it.
+type slowControllers struct {
+	before   func()
+	attached int
+}
+
+func (c *slowControllers) Attach(ctx context.Context, _ claim.Volume, _ claim.Capability, _ string,
+	intend func(ctx context.Context) error,
+) (map[string]string, error) {
+	c.before()
+	if err := intend(ctx); err != nil {
+		return nil, err
+	}
+	c.attached++
+	return nil, nil
+}
+
+// An attach for a claim that is released meanwhile is not made, and before one is made the claim says so.
+func TestLateAttach(t *testing.T) {
+	w := form(t, 1)
+	n1 := w.add(t, "n1", pki.Node, nil, func(*agent) {})
+	_, err := cluster.Apply(within(t), n1.Servers, &command.PutNode{Node: claim.Node{Name: "n1", SecretHash: n1.secret.Hash()}})
+	must(t, err)
+	leader := w.leader(t)
+	ledger := w.servers.WaitLeader(t).Node
+	v := claim.Volume{Definition: claim.Definition{
+		VolumeRef: claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: "v"}, PluginID: "shared", ExternalID: "x",
+		Capabilities: []claim.Capability{writer},
+	}}
+	_, err = cluster.Apply(within(t), ledger, &command.RegisterVolume{Volume: v})
+	must(t, err)
+	_, err = cluster.Apply(within(t), n1.Servers,
+		command.Start(claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)}))
+	must(t, err)
+	attachedBy := func() (by string) {
+		must(t, ledger.ReadLatest(within(t), func(tx *state.ReadTx) error {
+			c, err := tx.Claim(v.VolumeRef, ref("a"))
+			by = c.AttachedBy
+			return err
+		}))
+		return by
+	}
+	slow := &slowControllers{before: func() {
+		if by := attachedBy(); by != "" {
+			t.Errorf("attached by %q before the controller is about to be called", by)
+		}
+	}}
+	leader.leader.Controllers = slow
+	_, err = n1.Attach(within(t), v, writer, "n1")
+	must(t, err)
+	if by := attachedBy(); by != "shared" || slow.attached != 1 {
+		t.Errorf("attached by %q, %d times", by, slow.attached)
+	}
+	slow.before = func() {
+		_, err := cluster.Apply(within(t), ledger, command.End(claim.Run{Ref: ref("a"), Node: "n1"}))
+		must(t, err)
+	}
+	if _, err := n1.Attach(within(t), v, writer, "n1"); !errors.Is(err, claim.ErrClaimNotFound) || slow.attached != 1 {
+		t.Errorf("after the end of the workload: %v, attached %d times", err, slow.attached)
+	}
+	// A claim that is being released counts for nothing else either.
+	v.SealedSecrets = []byte("x")
+	if _, err := n1.VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) {
+		t.Errorf("its secrets: %v", err)
+	}
+}

@@ -47,8 +47,8 @@ type Tokens interface {
 
 // Controllers attach volumes (controllers.Controllers).
 type Controllers interface {
-	AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string,
-		claimed func(ctx context.Context) error) (map[string]string, error)
+	Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string,
+		intend func(ctx context.Context) error) (map[string]string, error)
 }
 
 // Leader does what agents, including this one, ask of the server that leads. Its callers have authenticated the agent.
@@ -79,7 +79,7 @@ func (l *Leader) leading() route.Member {
 	return route.Member{Name: name}
 }
 
-// Attach attaches a volume to a node that holds a claim on it. The modes are those of the claim; everything else about
+// Attach attaches a volume to a node that holds a claim on it, and records that on the claim first. The modes are those of the claim; everything else about
 // the volume comes from the ledger.
 func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, modes claim.Capability,
 	options claim.MountOptions,
@@ -93,8 +93,8 @@ func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, m
 			node, ref, held.AccessMode, held.AttachmentMode, modes.AccessMode, modes.AttachmentMode))
 	}
 	v.MountOptions = options
-	published, err := l.Controllers.AttachIf(ctx, v, modes, node, func(ctx context.Context) error {
-		_, _, err := l.held(ctx, node, ref)
+	published, err := l.Controllers.Attach(ctx, v, modes, node, func(ctx context.Context) error {
+		_, err := l.Ledger.ApplyHere(ctx, &command.IntendAttach{Volume: ref, Workload: held.Workload, Index: held.Index})
 		return err
 	})
 	if err != nil && !l.Ledger.Leader() {

@@ -14,7 +14,6 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/peer/watcher"
@@ -47,7 +46,6 @@ func measureScale(b *testing.B, r *table.Section) {
 		Claims: time.Hour, Drivers: time.Hour, Workloads: time.Hour,
 	}})
 	drivers := &noderecord.Directory{Cluster: n.Node}
-	picks := controllers.New(controllers.Config{Cluster: drivers})
 	had := struct{ nodes, volumes int }{}
 	sizes := []struct{ nodes, volumes int }{{100, 10_000}, {1_000, 100_000}, {10_000, 1_000_000}}
 	if !measure.Full() {
@@ -91,7 +89,6 @@ func measureScale(b *testing.B, r *table.Section) {
 			return n.Read(ctx, func(tx *state.ReadTx) error { _, err := tx.Nodes(); return err })
 		})
 		first := took(func() error { _, err := drivers.Driver("shared"); return err })
-		attaches := took(func() error { _, err := picks.NeedsDetach("shared"); return err })
 		gc := took(func() error { _, err := w.Collect(ctx, true); return err })
 		var backup bytes.Buffer
 		saved := took(func() error { _, err := n.Save(ctx, &backup); return err })
@@ -109,7 +106,6 @@ func measureScale(b *testing.B, r *table.Section) {
 			},
 			table.Row{What: what("read all nodes"), Value: 1000 * nodes, Unit: "ms"},
 			table.Row{What: what("decode a driver of all nodes"), Value: 1000 * first, Unit: "ms"},
-			table.Row{What: what("whether a driver attaches volumes, for each release"), Value: 1000 * attaches, Unit: "ms"},
 			table.Row{What: what("look for garbage"), Value: 1000 * gc, Unit: "ms"},
 			table.Row{What: what("save a backup"), Value: saved, Unit: "s"},
 			table.Row{What: what("a backup"), Value: length, Unit: "MiB"},

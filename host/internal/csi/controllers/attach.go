@@ -6,6 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
@@ -16,20 +19,12 @@ import (
 // not healthy, such as one that is being restarted.
 const defaultAttachWait = 30 * time.Second
 
-// Attach attaches a volume, with its mount options, to a node and returns the driver's publish context (CSI spec,
-// ControllerPublishVolume). If the driver's controller lacks PUBLISH_UNPUBLISH_VOLUME it does
-// nothing. It may be repeated.
-func (c *Controllers) Attach(ctx context.Context, v claim.Volume, modes claim.Capability,
-	node string,
-) (publishContext map[string]string, err error) {
-	return c.AttachIf(ctx, v, modes, node, func(context.Context) error { return nil })
-}
-
-// AttachIf is Attach for a caller on another node, which may have given up: claimed returns an error
-// if the caller no longer holds its claim. It is called while no detach of the volume from the node
-// can run.
-func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string,
-	claimed func(ctx context.Context) error,
+// Attach attaches a volume, with its mount options, to a node and returns the driver's publish context (CSI
+// spec, ControllerPublishVolume). If the driver's controller lacks PUBLISH_UNPUBLISH_VOLUME it does
+// nothing. It may be repeated. intend is called before each call to a controller, while no detach of the volume from
+// the node can run: it records the attachment, and its error, such as that the claim is gone, ends Attach.
+func (c *Controllers) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string,
+	intend func(ctx context.Context) error,
 ) (publishContext map[string]string, err error) {
 	doing := fmt.Sprintf("attach volume %q (external id %q) to node %q", v.VolumeRef, v.ExternalID, node)
 	l, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
@@ -37,9 +32,6 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.
 		return nil, err
 	}
 	defer l.release()
-	if err := claimed(ctx); err != nil {
-		return nil, fmt.Errorf("%s: %w", doing, err)
-	}
 	if on, err := c.reach.on(v.PluginID, node); err == nil {
 		if err := v.CheckReachable(node, on.Topology); err != nil {
 			return nil, fmt.Errorf("%s: %w", doing, err)
@@ -55,6 +47,9 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.
 			if err != nil {
 				return err
 			}
+			if err := intend(ctx); err != nil {
+				return &finalError{err}
+			}
 			publishContext, err = untilAnswered(ctx, l, func(ctx context.Context) (map[string]string, error) {
 				return s.Attach(ctx, d.Ref(), storage.AttachRequest{
 					Volume: volume, NodeID: id, ReadOnly: modes.AccessMode.ReadOnly(),
@@ -65,16 +60,11 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.
 	return publishContext, err
 }
 
-// NeedsDetach reports whether the driver attaches volumes to nodes at all. It fails if that is not
-// known: for an unknown driver, or one that has not reported yet.
-func (c *Controllers) NeedsDetach(driverID string) (bool, error) {
-	return c.reach.attaches(driverID)
-}
-
 // Detach reverses Attach when the last claim of the volume on the node is released
 // (ControllerUnpublishVolume). stillNeeded reports whether another claim stands on the node; it is
 // called while no attach of the volume to the node can run. driverNodeID is the driver's own id of
-// the node, from the claim. Detach may be repeated; called reports whether the driver was called.
+// the node, from the claim. Detach may be repeated; called reports whether the driver was called. Only a controller's
+// answer is a success: without one that attaches and detaches it fails.
 func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNodeID string,
 	stillNeeded func(ctx context.Context) (bool, error),
 ) (called bool, err error) {
@@ -91,11 +81,11 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 	if needed {
 		return false, nil
 	}
-	if needs, err := c.NeedsDetach(v.PluginID); err != nil || !needs {
-		return false, err
-	}
-	err = c.callWithin(ctx, 0, doing, v.PluginID, attaching.of(v),
+	err = c.callWithin(ctx, 0, doing, v.PluginID, detaching.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			if ctl := d.Fingerprint.Controller; ctl == nil || !detaching.has(ctl) {
+				return status.Errorf(codes.Unimplemented, "it has no controller that can %s", detaching.what)
+			}
 			id := driverNodeID
 			if id == "" {
 				var err error

@@ -138,6 +138,8 @@ var (
 		what: "attach volumes",
 		has:  func(c *storage.ControllerCapabilities) bool { return c.AttachDetach }, optional: true,
 	}
+	// detaching is not optional: what was attached is detached.
+	detaching    = ability{what: "detach volumes", has: attaching.has}
 	provisioning = ability{
 		what: "create and delete volumes",
 		has:  func(c *storage.ControllerCapabilities) bool { return c.CreateDelete },
@@ -166,8 +168,6 @@ type reach interface {
 	// call makes one call to a controller of the driver that has the ability, and waits up to wait
 	// for one that is healthy.
 	call(ctx context.Context, driver string, need ability, wait time.Duration, fn call) error
-	// attaches reports whether the driver attaches volumes to nodes. It fails if that is not known.
-	attaches(driver string) (bool, error)
 	// expandsOnNodes reports whether a node service of the driver has EXPAND_VOLUME.
 	expandsOnNodes(driver string) bool
 	// on returns a node's last report on the driver.
@@ -187,20 +187,6 @@ func (h host) call(ctx context.Context, driver string, need ability, wait time.D
 		}
 		return fn(ctx, s, d)
 	})
-}
-
-func (h host) attaches(driver string) (bool, error) {
-	d, err := h.calls.Drivers.Get(driver)
-	if err != nil {
-		return false, err
-	}
-	if fp := d.Fingerprint; !d.Healthy && fp.Provider == "" && fp.Controller == nil && fp.Node == nil {
-		return false, fmt.Errorf(
-			"driver %q: %w, so it is not known whether it attaches volumes: %s (see: pannier driver status %s)",
-			driver, drivers.ErrUnhealthy, d.Message, driver)
-	}
-	ctl := d.Fingerprint.Controller
-	return ctl != nil && ctl.AttachDetach, nil
 }
 
 func (h host) expandsOnNodes(driver string) bool {

@@ -100,10 +100,13 @@ func (p *picker) once(ctx context.Context, driver string, need ability, fn call)
 		return fmt.Errorf("%w (see: pannier driver status)", err)
 	}
 	candidates, err := able(d, need)
-	if err != nil || len(candidates) == 0 {
+	if err != nil || len(candidates) == 0 && need.optional {
 		return err
 	}
 	away := &awayError{}
+	if len(candidates) == 0 {
+		away.text = []string{"no node has the driver"}
+	}
 	for _, node := range p.ordered(candidates) {
 		on := d.Nodes[node]
 		if why := p.unfit(node, on, need.namespace); why != nil {
@@ -253,30 +256,6 @@ func there(on claim.NodeDriver) drivers.Driver {
 		d.Fingerprint.Controller = &capabilities
 	}
 	return d
-}
-
-func (p *picker) attaches(driver string) (bool, error) {
-	d, err := p.cluster.Driver(driver)
-	if err != nil {
-		return false, err
-	}
-	for _, on := range d.Nodes {
-		if on.Type != claim.NodeService && on.Controller != nil && on.Controller.AttachDetach {
-			return true, nil // each release asks, and there may be thousands of nodes
-		}
-	}
-	nodes, err := able(d, attaching)
-	if err != nil || len(nodes) == 0 {
-		return false, err
-	}
-	for _, node := range nodes {
-		if d.Nodes[node].Controller != nil {
-			return true, nil
-		}
-	}
-	return false, fmt.Errorf(
-		"driver %q: %w on any node that may have its controller, so it is not known whether it attaches volumes (see: pannier driver status %s)",
-		driver, drivers.ErrUnhealthy, driver)
 }
 
 func (p *picker) expandsOnNodes(driver string) bool {

@@ -110,7 +110,7 @@ func (m *many) asked() map[string]int {
 func TestCallsAreSpread(t *testing.T) {
 	c, m := openMany("n1", "n2", "n3")
 	for range 12 {
-		if _, err := c.Attach(t.Context(), vol, writer, "n3"); err != nil {
+		if _, err := c.Attach(t.Context(), vol, writer, "n3", begins); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -131,14 +131,14 @@ func TestTheLeastBusyIsAsked(t *testing.T) {
 	m.set("n1", func(d *claim.NodeDriver) { d.Healthy = false })
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if _, err := c.Attach(t.Context(), vol, writer, "n2"); err != nil {
+		if _, err := c.Attach(t.Context(), vol, writer, "n2", begins); err != nil {
 			t.Error(err)
 		}
 	})
 	<-m.plugins["n2"].entered
 	m.set("n1", func(d *claim.NodeDriver) { d.Healthy = true })
 	for range 5 {
-		if _, err := c.Attach(t.Context(), vol, writer, "n1"); err != nil {
+		if _, err := c.Attach(t.Context(), vol, writer, "n1", begins); err != nil {
 			t.Error(err)
 		}
 	}
@@ -155,7 +155,7 @@ func TestTheOppositeOfACallThatWasGivenUpWaits(t *testing.T) {
 	for _, slow := range []string{"attach", "detach"} {
 		t.Run(slow, func(t *testing.T) {
 			c, m := openMany("n1", "n2")
-			attach := func(ctx context.Context) error { _, err := c.Attach(ctx, vol, writer, "n2"); return err }
+			attach := func(ctx context.Context) error { _, err := c.Attach(ctx, vol, writer, "n2", begins); return err }
 			detach := func(ctx context.Context) error { _, err := c.Detach(ctx, vol, "n2", "", never); return err }
 			first, second := attach, detach
 			if slow == "detach" {
@@ -196,7 +196,7 @@ func TestTheNextIsAskedIfOneIsUnreachable(t *testing.T) {
 	m.plugins["n1"].err = status.Error(codes.Unavailable, "connection refused")
 	m.plugins["n2"].err = fmt.Errorf("driver: %w", drivers.ErrUnhealthy)
 	for range 6 {
-		if _, err := c.Attach(t.Context(), vol, writer, "n1"); err != nil {
+		if _, err := c.Attach(t.Context(), vol, writer, "n1", begins); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -271,7 +271,7 @@ func TestADriversAnswerStands(t *testing.T) {
 		for _, p := range m.plugins {
 			p.err = status.Error(code, "no")
 		}
-		_, err := c.Attach(t.Context(), vol, writer, "n2")
+		_, err := c.Attach(t.Context(), vol, writer, "n2", begins)
 		if status.Code(err) != code ||
 			!strings.Contains(err.Error(), `attach volume "mysql" (external id "ext-0") to node "n2" on driver "d": on node "n2": `) {
 			t.Errorf("%s: %v", code, err)
@@ -326,16 +326,16 @@ func TestWhatNoControllerCanIsRefused(t *testing.T) {
 	}
 }
 
-// Which drivers attach, and what is not known.
-func TestNeedsDetachInACluster(t *testing.T) {
+// What was attached is detached by a controller, and by nothing else: its absence is never a success.
+func TestDetachNeedsAController(t *testing.T) {
 	none, noAttach, attaches := (*claim.ControllerCapabilities)(nil), &claim.ControllerCapabilities{},
 		&claim.ControllerCapabilities{AttachDetach: true}
 	for name, test := range map[string]struct {
 		nodes map[string]claim.NodeDriver
-		needs bool
-		err   error
+		done  bool
 	}{
-		"node service only": {nodes: map[string]claim.NodeDriver{"a": {Type: claim.NodeService, Healthy: true}}},
+		"purged with its node": {nodes: map[string]claim.NodeDriver{"a": {Type: claim.NodeService, Healthy: true}}},
+		"no node at all":       {},
 		"no PUBLISH": {nodes: map[string]claim.NodeDriver{"a": {
 			Type: claim.Monolith, Healthy: true,
 			Controller: noAttach,
@@ -343,27 +343,24 @@ func TestNeedsDetachInACluster(t *testing.T) {
 		"no service after all": {nodes: map[string]claim.NodeDriver{
 			"a": {Type: claim.Monolith, Healthy: true, Controller: none},
 		}},
-		"attaches": {needs: true, nodes: map[string]claim.NodeDriver{
+		"unhealthy": {nodes: map[string]claim.NodeDriver{
 			"a": {Type: claim.NodeService, Healthy: true}, "b": {Type: claim.ControllerService, Controller: attaches},
 		}},
-		"has not said yet": {err: drivers.ErrUnhealthy, nodes: map[string]claim.NodeDriver{
+		"has not said yet": {nodes: map[string]claim.NodeDriver{
 			"a": {Type: claim.NodeService, Healthy: true}, "b": {Type: claim.ControllerService},
 		}},
-		"another has said": {needs: true, nodes: map[string]claim.NodeDriver{
-			"a": {Type: claim.Monolith}, "b": {Type: claim.Monolith, Controller: attaches},
+		"attaches": {done: true, nodes: map[string]claim.NodeDriver{
+			"a": {Type: claim.NodeService, Healthy: true},
+			"b": {Type: claim.ControllerService, Healthy: true, Controller: attaches},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, m := openMany()
 			m.nodes = test.nodes
-			needs, err := c.NeedsDetach("d")
-			if needs != test.needs || !errors.Is(err, test.err) {
-				t.Errorf("%v, %v", needs, err)
-			}
 			m.plugins = map[string]*plugin{"a": {}, "b": {}}
 			called, err := c.Detach(t.Context(), vol, "a", "driver-a", never)
-			if called || (err == nil) == (test.needs || test.err != nil) {
-				t.Errorf("detach: %v, %v", called, err) // none of the controllers that attach is healthy
+			if called != test.done || (err == nil) != test.done {
+				t.Errorf("detach: %v, %v", called, err)
 			}
 		})
 	}
@@ -404,12 +401,12 @@ func TestAttachOnlyWhereTheVolumeCanBeReached(t *testing.T) {
 	c, m := openMany("n1", "n2")
 	far := vol
 	far.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "r-n2"}}}
-	if _, err := c.Attach(t.Context(), far, writer, "n1"); !errors.Is(err, claim.ErrUnreachable) ||
+	if _, err := c.Attach(t.Context(), far, writer, "n1", begins); !errors.Is(err, claim.ErrUnreachable) ||
 		!strings.Contains(err.Error(), `attach volume "mysql" (external id "ext-0") to node "n1": `) ||
 		!strings.Contains(err.Error(), "rack=r-n1") {
 		t.Error(err)
 	}
-	if _, err := c.Attach(t.Context(), far, writer, "n2"); err != nil {
+	if _, err := c.Attach(t.Context(), far, writer, "n2", begins); err != nil {
 		t.Error(err)
 	}
 	if got := m.asked(); got["n1"]+got["n2"] != 1 {
@@ -419,7 +416,7 @@ func TestAttachOnlyWhereTheVolumeCanBeReached(t *testing.T) {
 	p := &plugin{}
 	alone := open(p,
 		driver("d", func(d *drivers.Driver) { d.Fingerprint.Node.AccessibleTopology = map[string]string{"rack": "r-n1"} }))
-	if _, err := alone.Attach(t.Context(), far, writer, "n1"); !errors.Is(err, claim.ErrUnreachable) ||
+	if _, err := alone.Attach(t.Context(), far, writer, "n1", begins); !errors.Is(err, claim.ErrUnreachable) ||
 		len(p.attached) > 0 {
 		t.Errorf("a host alone: %v", err)
 	}

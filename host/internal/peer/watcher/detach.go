@@ -73,7 +73,7 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 			return "", err
 		}
 		// The workload does not run there any more, and may be started elsewhere.
-		if _, err := cluster.Apply(ctx, w.Cluster, command.End(claim.Run{Ref: c.Workload, Node: c.Node})); err != nil {
+		if _, err := cluster.Apply(ctx, w.Cluster, command.End(claim.Run{Ref: c.Workload, Node: c.Node, Index: c.Index})); err != nil {
 			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 		}
 	}

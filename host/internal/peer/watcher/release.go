@@ -113,12 +113,13 @@ func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume)
 	return err == nil, err
 }
 
-// controllerDetach detaches the volume from the node if this was its last claim there.
+// controllerDetach detaches the volume from the node if a controller may have attached it, and this was its last claim
+// there. Only the claim says whether: a driver whose controllers are gone has attached it all the same.
 func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
-	needed, err := w.Controllers.NeedsDetach(v.PluginID)
-	if err != nil || !needed {
-		return err == nil, err
+	if c.AttachedBy == "" {
+		return true, nil
 	}
+	v.PluginID = c.AttachedBy
 	end, err := w.detaches.Lock(ctx, v.PluginID)
 	if err != nil {
 		return false, err

@@ -35,8 +35,6 @@ type Nodes interface {
 
 // Controllers are the drivers' controller services.
 type Controllers interface {
-	// NeedsDetach reports whether the driver attaches volumes to nodes at all.
-	NeedsDetach(driver string) (bool, error)
 	// Detach detaches a volume from a node, unless stillNeeded returns true. It is called when no attach can come in
 	// between.
 	Detach(ctx context.Context, v claim.Volume, node, driverNodeID string,

@@ -118,12 +118,6 @@ type controllers struct{ *world }
 
 func (w *world) controllers() Controllers { return controllers{w} }
 
-func (c controllers) NeedsDetach(driver string) (bool, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.attaches, c.fail["knows "+driver]
-}
-
 func (c controllers) Detach(ctx context.Context, v claim.Volume, node, driverNode string,
 	stillNeeded func(ctx context.Context) (bool, error),
 ) (bool, error) {
@@ -177,9 +171,19 @@ func (w *world) start(id, node string, volumes ...string) {
 			DriverNodeID: "d-" + node,
 		})
 	}
-	if _, err := cluster.Apply(w.t.Context(), w.ledger,
-		command.Start(claim.Run{Ref: workloadRef(id), Node: node}, want)); err != nil {
+	started, err := cluster.Apply(w.t.Context(), w.ledger,
+		command.Start(claim.Run{Ref: workloadRef(id), Node: node}, want))
+	if err != nil {
 		w.t.Fatal(err)
+	}
+	for _, c := range started.Claims {
+		if !w.attaches {
+			break
+		}
+		intend := &command.IntendAttach{Volume: c.Volume, Workload: c.Workload, Index: c.Index}
+		if _, err := cluster.Apply(w.t.Context(), w.ledger, intend); err != nil {
+			w.t.Fatal(err)
+		}
 	}
 }
 
