@@ -190,6 +190,13 @@ var workloads = []mutant{
 		pkg: workloadPkg, run: "^TestNothingIsMountedWithoutALease$",
 	},
 	{
+		name: "writable-device-for-a-reader", promise: "a reader gets no block device that can be written to",
+		in: "host/internal/workload/volumesteps", decl: "Steps.checkPublished",
+		old: "		if err == nil && v.Usage.ReadOnly {\n",
+		new: "		if err == nil && !block && v.Usage.ReadOnly {\n",
+		pkg: workloadPkg, run: "^TestReadOnlyBlockDevice$",
+	},
+	{
 		name: "published-before-attached", promise: "a volume is never published before it is attached",
 		in: "host/internal/workload", decl: "actions",
 		old: `	ofVolume(volumesteps.AttachStep, (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach,

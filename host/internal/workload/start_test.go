@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -151,6 +152,25 @@ func TestBlockDevice(t *testing.T) {
 			h.clean(t)
 		})
 	}
+}
+
+// A reader gets no block device that it could write to: some drivers ignore readonly for block devices.
+func TestReadOnlyBlockDevice(t *testing.T) {
+	h := newHost(t)
+	h.blockVolume(t, full, "disk")
+	reader := spec("w", "disk")
+	reader.Volumes[0].ReadOnly = true
+	if _, err := h.Start(t.Context(), reader, Options{}); err == nil || !strings.Contains(err.Error(), "can be written to") {
+		t.Errorf("a device that can be written to: %v", err)
+	}
+	h.clean(t)
+	device, err := filepath.EvalSymlinks(filepath.Join(h.driver.base, "external-disk"))
+	check.NoError(t, err)
+	t.Cleanup(func() { check.NoError(t, exec.Command("blockdev", "--setrw", device).Run()) }) // it outlives the loop device
+	check.NoError(t, exec.Command("blockdev", "--setro", device).Run())
+	h.start(t, reader)
+	h.stop(t, "w")
+	h.clean(t)
 }
 
 // A volume has one claim of a workload, one staging mount and one attachment, however it is used.

@@ -189,6 +189,21 @@ func BlockDevice(path string) (bool, error) {
 	return info.Mode()&fs.ModeDevice != 0 && info.Mode()&fs.ModeCharDevice == 0, nil
 }
 
+// ReadOnlyDevice reports whether the kernel refuses writes to the block device at path (BLKROGET). A read-only mount of
+// a device file refuses none.
+func ReadOnlyDevice(path string) (bool, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	if err != nil {
+		return false, &fs.PathError{Op: "BLKROGET", Path: path, Err: err}
+	}
+	return readOnly != 0, nil
+}
+
 // chain is the path from a driver's folder to a path below it, with each directory opened in the one
 // above it: no link can lead out of it, whatever changes meanwhile.
 type chain struct {

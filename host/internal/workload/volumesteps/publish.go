@@ -164,6 +164,12 @@ func (s *Steps) checkPublished(v *Volume) (*mounts.Mount, error) {
 		if err == nil && !block {
 			err = fmt.Errorf("the driver answered with success, but %s is no block device", v.Target)
 		}
+		if err == nil && v.Usage.ReadOnly {
+			var readOnly bool
+			if readOnly, err = mounts.ReadOnlyDevice(v.Target); err == nil && !readOnly {
+				err = fmt.Errorf("the driver answered with success, but the block device %s can be written to", v.Target)
+			}
+		}
 		return m, err
 	}
 	switch {
