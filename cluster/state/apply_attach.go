@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) IntendAttach(c *command.IntendAttach) (zero claim.Claim, _ error) {
+func (tx volumeWrites) IntendAttach(c *command.IntendAttach) (zero claim.Claim, _ error) {
 	if err := errors.Join(c.Volume.Validate(), c.Workload.Validate()); err != nil {
 		return zero, err
 	}
@@ -43,7 +43,7 @@ func (tx *writeTx) IntendAttach(c *command.IntendAttach) (zero claim.Claim, _ er
 
 // attachedBy returns the driver whose controller may have attached a volume to a node; empty: none. All claims of the
 // volume there say the same.
-func (tx *writeTx) attachedBy(volume claim.VolumeRef, node string) (driver string, err error) {
+func (tx *ReadTx) attachedBy(volume claim.VolumeRef, node string) (driver string, err error) {
 	there, err := tx.claimsThere(volume, node, 1)
 	if err != nil || len(there) == 0 {
 		return "", err
@@ -52,6 +52,6 @@ func (tx *writeTx) attachedBy(volume claim.VolumeRef, node string) (driver strin
 }
 
 // claimsThere reads the claims on a volume from one node; limit 0: all.
-func (tx *writeTx) claimsThere(volume claim.VolumeRef, node string, limit int) ([]claim.Claim, error) {
+func (tx *ReadTx) claimsThere(volume claim.VolumeRef, node string, limit int) ([]claim.Claim, error) {
 	return tx.claimsAt(span{base: claimsByNode + node + "/", sub: volumePart(volume) + "/", limit: limit})
 }

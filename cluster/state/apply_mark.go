@@ -9,7 +9,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) TakeMark(c *command.TakeMark) (zero claim.Mark, _ error) {
+func (tx volumeWrites) TakeMark(c *command.TakeMark) (zero claim.Mark, _ error) {
 	ofVolume := c.Ref != claim.VolumeRef{}
 	if !c.Mark.Act.Valid(ofVolume) {
 		return zero, &claim.FieldError{Object: "mark", Field: "act", Problem: fmt.Sprintf("is %q", c.Mark.Act)}
@@ -50,7 +50,7 @@ func (tx *writeTx) TakeMark(c *command.TakeMark) (zero claim.Mark, _ error) {
 
 // markLedger marks the whole ledger. Neither a claim nor an act on a volume may be in it, since the snapshot that
 // replaces it may have neither.
-func (tx *writeTx) markLedger(c *command.TakeMark) (zero claim.Mark, _ error) {
+func (tx volumeWrites) markLedger(c *command.TakeMark) (zero claim.Mark, _ error) {
 	held, err := records[claim.Claim](tx.reader, span{base: claims, limit: 1})
 	if err != nil {
 		return zero, err
@@ -67,7 +67,7 @@ func (tx *writeTx) markLedger(c *command.TakeMark) (zero claim.Mark, _ error) {
 	}
 	mark, _ := c.Mark.Take(nil, tx.index, c.At)
 	mark.Term = tx.term
-	return mark, write(tx, restoring, &mark, nil, nil)
+	return mark, write(tx.writeTx, restoring, &mark, nil, nil)
 }
 
 // checkRestoring refuses what a restore of the ledger excludes. Only the leader that has marked the ledger restores it,
@@ -80,7 +80,7 @@ func (tx *writeTx) checkRestoring(ref claim.VolumeRef, mode claim.Mode, at time.
 	return mark.Refuse(ref, mode, at)
 }
 
-func (tx *writeTx) EndMark(c *command.EndMark) (zero claim.Mark, _ error) {
+func (tx volumeWrites) EndMark(c *command.EndMark) (zero claim.Mark, _ error) {
 	if c.Ref == (claim.VolumeRef{}) {
 		mark, found, err := read[claim.Mark](tx.reader, restoring)
 		if err == nil && found && mark.Index == c.Index {
@@ -98,11 +98,11 @@ func (tx *writeTx) EndMark(c *command.EndMark) (zero claim.Mark, _ error) {
 	return *v.Mark, tx.setMark(v, nil, c.At)
 }
 
-func (tx *writeTx) setMark(v claim.Volume, mark *claim.Mark, at time.Time) error {
+func (tx volumeWrites) setMark(v claim.Volume, mark *claim.Mark, at time.Time) error {
 	before := volumeIndexKeys(&v)
 	v.Mark, v.ModifyIndex, v.ModifiedAt = mark, tx.index, at
 	tx.touch(TopicVolumes, TopicVolume(v.VolumeRef))
-	return write(tx, volumeKey(v.VolumeRef), &v, before, volumeIndexKeys(&v))
+	return write(tx.writeTx, volumeKey(v.VolumeRef), &v, before, volumeIndexKeys(&v))
 }
 
 // MarkedVolumes lists the volumes that are marked.
