@@ -45,7 +45,8 @@ func (tx volumeWrites) TakeMark(c *command.TakeMark) (zero claim.Mark, _ error) 
 	if !ok {
 		return zero, v.Mark.Refuse(c.Ref, "", c.At)
 	}
-	return mark, tx.setMark(v, &mark, c.At)
+	err = tx.setMark(v, &mark, c.At)
+	return mark, err
 }
 
 // markLedger marks the whole ledger. Neither a claim nor an act on a volume may be in it, since the snapshot that
@@ -67,7 +68,8 @@ func (tx volumeWrites) markLedger(c *command.TakeMark) (zero claim.Mark, _ error
 	}
 	mark, _ := c.Mark.Take(nil, tx.index, c.At)
 	mark.Term = tx.term
-	return mark, write(tx.writeTx, restoring, &mark, nil, nil)
+	err = write(tx.writeTx, restoring, &mark, nil, nil)
+	return mark, err
 }
 
 // checkRestoring refuses what a restore of the ledger excludes. Only the leader that has marked the ledger restores it,

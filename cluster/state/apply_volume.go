@@ -109,7 +109,7 @@ func (tx volumeWrites) DeregisterVolume(c *command.DeregisterVolume) (zero comma
 			Holders: held, At: c.At,
 		}
 	}
-	if v.Mark != nil && !c.Force && !(c.Deleted && v.Mark.Act == claim.Deleting) {
+	if v.Mark != nil && !c.Force && (!c.Deleted || v.Mark.Act != claim.Deleting) {
 		return zero, v.Mark.Refuse(c.Ref, "", c.At)
 	}
 	more := len(held) > command.MaxItems

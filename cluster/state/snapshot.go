@@ -143,8 +143,8 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 
 // Reindex copies a snapshot and gives it another index, so that it is newer than any ledger that it replaces. Every
 // node is to compare with it what runs there, before its next lease (claim.Node.LostIndex): workloads of the snapshot
-// may have ended since. Marks are left out: the acts have ended since, and who repeats one might delete a volume that is
-// in use by now.
+// may have ended since. Marks are left out: the acts have ended since, and who repeats one might delete a volume that
+// is in use by now.
 // Everything is verified: the copy can be restored. It returns the index that the snapshot had. The error is
 // ErrBadSnapshot if it is not a snapshot.
 func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) {

@@ -33,7 +33,7 @@ var ledger = []mutant{
 	},
 	{
 		name: "mark-ended-by-an-earlier-call", promise: "a mark that a later call has taken over is not ended by the earlier one",
-		in: "cluster/state", decl: "writeTx.EndMark",
+		in: "cluster/state", decl: "volumeWrites.EndMark",
 		old: "(v.Mark == nil || v.Mark.Index != c.Index)",
 		new: "(v.Mark == nil || c.Index == 0)",
 		pkg: statePkg, run: "^TestMarkExcludesClaims$",
@@ -47,7 +47,7 @@ var ledger = []mutant{
 	},
 	{
 		name: "restored-over-a-claim", promise: "a claim that is granted while a snapshot is uploaded is not lost to its restore",
-		in: "cluster/state", decl: "writeTx.markLedger",
+		in: "cluster/state", decl: "volumeWrites.markLedger",
 		old: "	if len(held) > 0 {\n",
 		new: "	if len(held) > 0 && held[0].State != claim.Taken {\n",
 		pkg: "./host/internal/apiserver", run: "^TestClaimDuringTheUploadOfASnapshot$",

@@ -69,7 +69,7 @@ var releases = []mutant{
 	},
 	{
 		name: "late-attach-made", promise: "an attach whose claim is released meanwhile is not made",
-		in: "cluster/state", decl: "writeTx.IntendAttach",
+		in: "cluster/state", decl: "volumeWrites.IntendAttach",
 		old: "	if claimed.Index != c.Index || claimed.State != claim.Taken {\n",
 		new: "	if claimed.Index != c.Index {\n",
 		pkg: peerPkg, run: "^TestLateAttach$",

@@ -79,8 +79,8 @@ func (l *Leader) leading() route.Member {
 	return route.Member{Name: name}
 }
 
-// Attach attaches a volume to a node that holds a claim on it, and records that on the claim first. The modes are those of the claim; everything else about
-// the volume comes from the ledger.
+// Attach attaches a volume to a node that holds a claim on it, and records that on the claim first. The modes are those
+// of the claim; everything else about the volume comes from the ledger.
 func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, modes claim.Capability,
 	options claim.MountOptions,
 ) (map[string]string, error) {

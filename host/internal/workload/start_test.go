@@ -160,7 +160,8 @@ func TestReadOnlyBlockDevice(t *testing.T) {
 	h.blockVolume(t, full, "disk")
 	reader := spec("w", "disk")
 	reader.Volumes[0].ReadOnly = true
-	if _, err := h.Start(t.Context(), reader, Options{}); err == nil || !strings.Contains(err.Error(), "can be written to") {
+	_, err := h.Start(t.Context(), reader, Options{})
+	if err == nil || !strings.Contains(err.Error(), "can be written to") {
 		t.Errorf("a device that can be written to: %v", err)
 	}
 	h.clean(t)

@@ -33,8 +33,8 @@ func (h *Handler) ExpandVolume(ctx context.Context,
 	return &hostv1.ExpandVolumeResponse{Volume: shown}, err
 }
 
-// expand grows a volume, whose lock is held. If the driver does that only while nobody uses the volume, nobody can claim
-// it until the driver has answered.
+// expand grows a volume, whose lock is held. If the driver does that only while nobody uses the volume, nobody can
+// claim it until the driver has answered.
 func (h *Handler) expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64) error {
 	if err := checkGrowth(v, minBytes, maxBytes); err != nil {
 		return err

@@ -210,8 +210,8 @@ func (h *Handler) cloneSource(ctx context.Context, v claim.Volume) (string, erro
 	return source.ExternalID, nil
 }
 
-// put writes a volume to the ledger, and ends the act with the mark; 0: there is none. If the key that encrypts secrets was rotated meanwhile they are re-encrypted,
-// once this server has the new key.
+// put writes a volume to the ledger, and ends the act with the mark; 0: there is none. If the key that encrypts secrets
+// was rotated meanwhile they are re-encrypted, once this server has the new key.
 func (h *Handler) put(ctx context.Context, v claim.Volume, mark uint64) (claim.Volume, error) {
 	failpoint.Here("volume", "put")
 	defer failpoint.Here("volume", "written")
@@ -361,8 +361,8 @@ func (h *Handler) DeregisterVolume(ctx context.Context,
 	return &hostv1.DeregisterVolumeResponse{LeftBehind: call.Each(result.LeftBehind, call.ShownClaim)}, nil
 }
 
-// DeleteVolume deletes a volume at its driver, then from the ledger. If it is interrupted the leader repeats it: drivers
-// accept a second delete.
+// DeleteVolume deletes a volume at its driver, then from the ledger. If it is interrupted the leader repeats it:
+// drivers accept a second delete.
 func (h *Handler) DeleteVolume(ctx context.Context,
 	req *hostv1.DeleteVolumeRequest,
 ) (*hostv1.DeleteVolumeResponse, error) {

@@ -73,7 +73,8 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 			return "", err
 		}
 		// The workload does not run there any more, and may be started elsewhere.
-		if _, err := cluster.Apply(ctx, w.Cluster, command.End(claim.Run{Ref: c.Workload, Node: c.Node, Index: c.Index})); err != nil {
+		run := claim.Run{Ref: c.Workload, Node: c.Node, Index: c.Index}
+		if _, err := cluster.Apply(ctx, w.Cluster, command.End(run)); err != nil {
 			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 		}
 	}

@@ -227,7 +227,7 @@ func TestDetachLeavesTheNextRunAlone(t *testing.T) {
 	}
 }
 
-// A node that does not answer has come back, and started the workload again, before its earlier claim is freed by force.
+// A node that did not answer has started the workload again before its earlier claim is freed by force.
 func TestForcedDetachLeavesTheNextRunAlone(t *testing.T) {
 	w := newWorld(t)
 	w.lead()
