@@ -47,8 +47,8 @@ const (
 	lazily = "lazily"
 )
 
-// contain gives this process's own mount namespace the volume that is mounted at a path, at the same path of a root of its
-// own.
+// contain gives this process's own mount namespace the volume that is mounted at a path, at the same path of a root
+// of its own.
 func contain(path string) error {
 	const aside = "/mnt"
 	if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount(path, aside, "", unix.MS_BIND, ""),

@@ -55,8 +55,8 @@ func TestTwin(t *testing.T) {
 	}
 }
 
-// TestCopyOfADataDirectory starts a second machine with the secret of a node, from a copy of its data directory, on the same
-// kernel. It gets no lease while the first has one, and the first keeps its own.
+// TestCopyOfADataDirectory starts a second machine with the secret of a node, from a copy of its data directory, on
+// the same kernel. It gets no lease while the first has one, and the first keeps its own.
 func TestCopyOfADataDirectory(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 1, Nodes: 1, ServerConfig: patient})

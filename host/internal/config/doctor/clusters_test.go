@@ -10,7 +10,8 @@ import (
 // TestOneCluster: agents that have not learned the cluster's id yet, and those that have left, are of no other cluster.
 func TestOneCluster(t *testing.T) {
 	members := []*hostv1.Member{
-		{Name: "a", Status: "alive", Cluster: "one"}, {Name: "b", Status: "alive"},
+		{Name: "a", Status: "alive", Cluster: "one"},
+		{Name: "b", Status: "alive"},
 		{Name: "c", Status: "left", Cluster: "two"},
 	}
 	if err := OneCluster(members); err != nil {

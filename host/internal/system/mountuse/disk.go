@@ -86,8 +86,8 @@ func (d Disk) Free() error {
 	return nil
 }
 
-// open opens the device exclusively, for a moment. The error is unix.EBUSY if something has it, another one if that cannot
-// be told; nil also if the device is gone.
+// open opens the device exclusively, for a moment. The error is unix.EBUSY if something has it, another one if that
+// cannot be told; nil also if the device is gone.
 func (d Disk) open() (node string, err error) {
 	event, err := os.ReadFile(d.dir() + "/uevent")
 	if err != nil || d.seq() != d.Seq {

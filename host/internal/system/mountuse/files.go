@@ -146,9 +146,9 @@ func (sc *Scene) open(dir string) (path, why string) {
 	return sc.mapped(dir)
 }
 
-// of returns the scene's path to which the file belongs that a link of /proc leads to: by the mount through which it was
-// opened, or, if no namespace has that any more (umount2(2), MNT_DETACH), by its file system. A block device may have any
-// name.
+// of returns the scene's path to which the file belongs that a link of /proc leads to: by the mount through which it
+// was opened, or, if no namespace has that any more (umount2(2), MNT_DETACH), by its file system. A block device may
+// have any name.
 func (sc *Scene) of(link string) string {
 	st, err := stat(link, unix.STATX_TYPE|unix.STATX_MNT_ID)
 	if err != nil {
@@ -202,8 +202,8 @@ func newPart(table []*mountinfo.Info, volume *mountinfo.Info, path string, doubt
 	return p, false
 }
 
-// has reports whether a file of the file system is the volume's. The mount through which it was opened is gone, so it is
-// looked up through the other one, by its handle (open_by_handle_at(2)).
+// has reports whether a file of the file system is the volume's. The mount through which it was opened is gone, so it
+// is looked up through the other one, by its handle (open_by_handle_at(2)).
 func (p part) has(link string) bool {
 	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, link, unix.AT_SYMLINK_FOLLOW)
 	if err != nil {

@@ -27,7 +27,7 @@ type Holder struct {
 	Group    string // its control group, which names its container or its unit
 	Path     string // where the copy is, as the process sees it
 	ReadOnly bool
-	Nobody   bool // the copy is in a namespace without a process, which a descriptor or a bind holds, and something has it busy
+	Nobody   bool // the namespace has no process, a descriptor or a bind holds it, and something has the copy busy
 	// Only says that it cannot be a copy of another mount of the same volume: there was none when it was made.
 	Only bool
 }
@@ -69,22 +69,22 @@ type Volume struct {
 	Destination string // where a container may have a device node, if the volume is a block device
 }
 
-// Holders lists the copies of a volume's mount, or of a part of it, in this mount namespace, and in each other one with a
-// process that sees them; and the layers on it. If that is a block device, a device node of the same number counts too,
-// in a namespace's /dev or at the destination: container engines make one, and let the container open it as long as it
-// runs.
+// Holders lists the copies of a volume's mount, or of a part of it, in this mount namespace, and in each other one
+// with a process that sees them; and the layers on it. If that is a block device, a device node of the same number
+// counts too, in a namespace's /dev or at the destination: container engines make one, and let the container open it
+// as long as it runs.
 //
-// Not listed are copies that unmounting removes as well, because unmounting propagates to them (mount_namespaces(7)), as
-// in a driver's container; and copies that came with a copy of the whole tree that a new mount namespace starts with:
-// nobody was given them to use, and Left unmounts them. In this namespace copies are later than the volume's first mount:
-// an earlier one is what the driver serves the volume from.
+// Not listed are copies that unmounting removes as well, because unmounting propagates to them (mount_namespaces(7)),
+// as in a driver's container; and copies that came with a copy of the whole tree that a new mount namespace starts
+// with: nobody was given them to use, and Left unmounts them. In this namespace copies are later than the volume's
+// first mount: an earlier one is what the driver serves the volume from.
 func Holders(v Volume) ([]Holder, error) {
 	s, err := v.search(readNeeded)
 	return s.given(), err
 }
 
-// Left returns the copies that are left of a volume's mount that was unmounted. Before, it unmounts those that nobody was
-// given, or that no process can see.
+// Left returns the copies that are left of a volume's mount that was unmounted. Before, it unmounts those that nobody
+// was given, or that no process can see.
 func Left(v Volume) ([]Holder, error) {
 	s, err := v.search(readNeeded)
 	return append(s.given(), s.unmountStrays()...), err
@@ -134,8 +134,8 @@ type candidate struct {
 	stray bool // it came with a copy of the whole tree
 }
 
-// spot is where something is mounted, apart from any namespace. Unmounting propagates to the same directory of the mounts
-// that receive from the one that it lies on.
+// spot is where something is mounted, apart from any namespace. Unmounting propagates to the same directory of the
+// mounts that receive from the one that it lies on.
 type spot struct {
 	place
 	group   string   // that mount's peer group; empty: none
@@ -353,7 +353,8 @@ func nodeIn(v view, blocks map[uint64]string) (path, of string) {
 	return path, of
 }
 
-// deviceIn returns the number of the block device at a path as a process sees it. Links cannot lead out of the process's root directory.
+// deviceIn returns the number of the block device at a path as a process sees it. Links cannot lead out of the
+// process's root directory.
 func deviceIn(pid int, path string) uint64 {
 	root, err := unix.Open(procfs.Dir(pid)+"/root", unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

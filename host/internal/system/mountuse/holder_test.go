@@ -88,8 +88,8 @@ func TestKernelListsWhatProcessesSee(t *testing.T) {
 		k := listed[n]
 		group, masters := propagation(m)
 		kernelGroup, kernelMasters := propagation(k)
-		if m.ID != k.ID || m.Parent != k.Parent || Device(m) != Device(k) || m.Root != k.Root || m.Mountpoint != k.Mountpoint ||
-			baseType(m) != k.FSType || k.Source != "" && m.Source != k.Source || ReadOnly(m) != ReadOnly(k) ||
+		if m.ID != k.ID || m.Parent != k.Parent || Device(m) != Device(k) || m.Root != k.Root ||
+			m.Mountpoint != k.Mountpoint || baseType(m) != k.FSType || k.Source != "" && m.Source != k.Source || ReadOnly(m) != ReadOnly(k) ||
 			group != kernelGroup || !slices.Equal(masters, kernelMasters) {
 			t.Errorf("the kernel lists %+v, the process sees %+v", k, m)
 		}

@@ -13,7 +13,8 @@ import (
 )
 
 // The kernel lists mount namespaces and their mounts itself (Linux 6.12 and later): also those that no process is in,
-// which descriptors and binds hold. It takes a system call for each mount instead of two for each process of the machine.
+// which descriptors and binds hold. It takes a system call for each mount instead of two for each process of the
+// machine.
 
 // kernelViews reads the mounts of each mount namespace but this process's own. An error means that the kernel does not
 // tell.
@@ -29,9 +30,9 @@ func kernelViews() (map[Tree]view, error) {
 	return views, err
 }
 
-// elsewhere reports whether another mount namespace may have something of some file systems: a mount of one, or an overlay
-// that is none of those that are known. It asks less of each mount than kernelViews. An error means that the kernel does
-// not tell.
+// elsewhere reports whether another mount namespace may have something of some file systems: a mount of one, or an
+// overlay that is none of those that are known. It asks less of each mount than kernelViews. An error means that the
+// kernel does not tell.
 func elsewhere(of func(device uint64) bool, known map[uint64]bool) (found bool, err error) {
 	k := kernelTable{buffer: make([]byte, 1<<12)}
 	err = eachNamespace(func(_ int, _, id uint64) error {
@@ -195,7 +196,8 @@ func (k kernelTable) mount(namespace, id, needed uint64) (*mountinfo.Info, error
 	}
 	m := &mountinfo.Info{
 		ID: short(number), Parent: short(parent), Major: short(major), Minor: short(minor), FSType: text(fsType, typ),
-		Source: text(sbSource, source), Root: text(mntRoot, root), Mountpoint: text(mntPoint, point), VFSOptions: text(mntOpts, options),
+		Source: text(sbSource, source), Root: text(mntRoot, root), Mountpoint: text(mntPoint, point),
+		VFSOptions: text(mntOpts, options),
 	}
 	if long(attributes)&unix.MOUNT_ATTR_RDONLY != 0 || short(sbFlags)&unix.MS_RDONLY != 0 {
 		m.Options = "ro"

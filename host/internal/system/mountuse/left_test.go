@@ -131,9 +131,9 @@ func TestLeftInANamespaceWithoutProcess(t *testing.T) {
 		v, dir := recorded(t, kind), tempDir(t)
 		pid := inNamespace(t, "private", "mount --bind $1 $2", v.Path, dir)
 		namespace := check.Must(os.Open(procfs.Dir(pid) + "/ns/mnt"))(t)
-		defer namespace.Close()
+		t.Cleanup(func() { _ = namespace.Close() })
 		file := check.Must(os.Open(filepath.Join(procfs.Dir(pid), "root", dir, "program")))(t)
-		defer file.Close()
+		t.Cleanup(func() { _ = file.Close() })
 		endOf(t, pid)
 		check.NoError(t, unix.Unmount(v.Path, 0))
 		if got := check.Must(Holders(v))(t); len(got) > 0 {

@@ -102,8 +102,8 @@ type view struct {
 	mounts []*mountinfo.Info
 }
 
-// Look reads the mounts and the processes; Close the scene. before are the Copies of an earlier scene: their originals may have been
-// unmounted since.
+// Look reads the mounts and the processes; Close the scene. before are the Copies of an earlier scene: their
+// originals may have been unmounted since.
 func Look(of []Original, before map[Copy]Origin) (*Scene, error) {
 	all, err := processes()
 	if err != nil {
@@ -122,13 +122,14 @@ func Look(of []Original, before map[Copy]Origin) (*Scene, error) {
 	return s, nil
 }
 
-// look makes a scene without Processes, Namespaces, Swaps and Disks. dir is the folder of all mounts that agents make of
-// volumes; empty: all that there are of these are among the originals.
+// look makes a scene without Processes, Namespaces, Swaps and Disks. dir is the folder of all mounts that agents make
+// of volumes; empty: all that there are of these are among the originals.
 func look(of []Original, dir string, before map[Copy]Origin, read reader) (*Scene, error) {
 	s := &Scene{
 		dir:    dir,
 		Copies: map[Copy]Origin{}, asked: map[string]bool{}, spots: map[place]bool{}, known: map[int]bool{},
-		ids: map[int]string{}, devices: map[uint64]string{}, watched: map[uint64]bool{}, blocks: map[uint64]string{}, seen: map[uint64][]shown{},
+		ids: map[int]string{}, devices: map[uint64]string{}, watched: map[uint64]bool{}, blocks: map[uint64]string{},
+		seen:  map[uint64][]shown{},
 		Loops: map[string]string{}, Disks: map[Disk]string{},
 	}
 	var err error
@@ -161,9 +162,10 @@ func look(of []Original, dir string, before map[Copy]Origin, read reader) (*Scen
 // here is this process's namespace.
 func (s *Scene) here() Tree { return Tree{s.own, "/"} }
 
-// Residents lists the processes of namespaces that were given a volume to use, as containers are: without it they would
-// go on and write into the directory beneath, and may open a block device that they have a node of. It also lists those of
-// other namespaces that show a volume: those in which it cannot be unmounted (mount_namespaces(7), locked mounts).
+// Residents lists the processes of namespaces that were given a volume to use, as containers are: without it they
+// would go on and write into the directory beneath, and may open a block device that they have a node of. It also
+// lists those of other namespaces that show a volume: those in which it cannot be unmounted (mount_namespaces(7),
+// locked mounts).
 func (s *Scene) Residents(locked map[uint64]bool) (found []User) {
 	add := func(namespace uint64, path, at string) {
 		for pid, ns := range s.Namespaces {
@@ -217,8 +219,8 @@ func (s *Scene) findNodes(destination string) {
 	}
 }
 
-// given reports whether a copy was made for the processes of its namespace to use. A copy that came with the whole tree,
-// with which a new mount namespace starts, lies where the original lies.
+// given reports whether a copy was made for the processes of its namespace to use. A copy that came with the whole
+// tree, with which a new mount namespace starts, lies where the original lies.
 func (s *Scene) given(c Copy) bool {
 	if s.Copies[c].Layer || c.Tree.Namespace == s.own || c.Tree.Namespace == s.Namespaces[1] {
 		return false

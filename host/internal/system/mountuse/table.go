@@ -5,8 +5,9 @@
 // A volume is known by what the kernel says of it (Identity), never by a path alone: paths are unmounted, mounted over,
 // and the same in other namespaces.
 //
-// It reads text in /proc and /sys, and asks no file system: one that hangs must not hold up the caller. The fence relies
-// on that. It uses no Holder, whose text also names the container (package owner), read from the engine's files.
+// It reads text in /proc and /sys, and asks no file system: one that hangs must not hold up the caller. The fence
+// relies on that. It uses no Holder, whose text also names the container (package owner), read from the engine's
+// files.
 package mountuse
 
 import (
@@ -87,8 +88,8 @@ func (i Identity) Same(o Identity) bool {
 }
 
 // over reports that the file system is certainly gone, with all that was open in it: nothing has its block device
-// exclusively, or the kernel, which lists the backing device of one that a server is behind for as long as it lives, does
-// not list it.
+// exclusively, or the kernel, which lists the backing device of one that a server is behind for as long as it lives,
+// does not list it.
 func (i Identity) over() bool {
 	if _, bound := i.block(); bound {
 		return i.Disk.seq() != i.Disk.Seq // whoever has a node of it can open it

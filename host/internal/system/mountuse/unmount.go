@@ -11,7 +11,8 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// UnmountIn unmounts what is mounted at a path of a tree (umount2(2)). pid is a process that sees the tree; 0: none does.
+// UnmountIn unmounts what is mounted at a path of a tree (umount2(2)). pid is a process that sees the tree; 0: none
+// does.
 func UnmountIn(t Tree, pid int, path string, flags int) error {
 	if pid == 0 {
 		return eachNamespace(func(fd int, inode, _ uint64) error {

@@ -289,9 +289,10 @@ func identity(m *mounts.Mount) *mountuse.Identity {
 	return &m.Identity
 }
 
-// counting returns whether this request has to wait for a holder, and whether it is the last one. A holder's mount does
-// not always tell which of several requests on this node it was copied from. So the last request waits for all holders,
-// and the last one that writes for all holders that may write; before that, another request may be the one that is held.
+// counting returns whether this request has to wait for a holder, and whether it is the last one. A holder's mount
+// does not always tell which of several requests on this node it was copied from. So the last request waits for all
+// holders, and the last one that writes for all holders that may write; before that, another request may be the one
+// that is held.
 func (s *Steps) counting(v *Volume) (counts func(mountuse.Holder) bool, last bool, err error) {
 	others, writers, err := s.others(v)
 	lastWriter := !writers && !v.Usage.ReadOnly

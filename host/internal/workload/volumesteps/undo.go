@@ -57,9 +57,9 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	return s.Lease.Release(ctx, m.Mount)
 }
 
-// proveUnused fails while something still has the volume that was unmounted, and so may write to it. Of files that are open
-// without a mount the kernel does not always tell from which mount they came, so only a request looks for them that waits
-// for holders of every mount; if it unstages the volume next, then.
+// proveUnused fails while something still has the volume that was unmounted, and so may write to it. Of files that
+// are open without a mount the kernel does not always tell from which mount they came, so only a request looks for
+// them that waits for holders of every mount; if it unstages the volume next, then.
 func (s *Steps) proveUnused(ctx context.Context, v *Volume, m unmounting) error {
 	if m.was == nil {
 		return nil
