@@ -235,6 +235,13 @@ var workloads = []mutant{
 		pkg: workloadPkg, run: "^TestLeaseIsLostDuringAStart$",
 	},
 	{
+		name: "mounted-as-read-before", promise: "a node mounts what the claim was granted on",
+		in: "host/internal/workload/volumesteps", decl: "Claims.Granted",
+		old: "			if v.Index == 0 {\n",
+		new: "			if v.Index != 0 {\n",
+		pkg: workloadPkg, run: "^TestVolumeIsRedefinedDuringAStart$",
+	},
+	{
 		name: "copies-on-the-host-ignored", promise: "a claim is not freed while the volume is bound elsewhere on the host",
 		in: "host/internal/system/mountuse", decl: "Scene.shownBy",
 		old: "		if (!here || p.order < i) && Shows(m, p.Info) {\n",

@@ -306,3 +306,36 @@ func TestStoppedBeforeTheAnswer(t *testing.T) {
 		t.Errorf("%s with %v, %v", w.State, w.Mounts, err)
 	}
 }
+
+// A node mounts what the claim was granted on, whatever it read of the volume before.
+func TestVolumeIsRedefinedDuringAStart(t *testing.T) {
+	for _, driver := range []string{full, plain} {
+		for to, fails := range map[string]string{driver: "", staged: "is of driver \"" + staged + "\" now"} {
+			t.Run(driver+" to "+to, func(t *testing.T) {
+				h := newHost(t)
+				h.volume(t, driver, "a")
+				check.NoError(t, os.MkdirAll(filepath.Join(h.driver.base, "external-other"), 0o700))
+				h.on("claim:before", 1, func(context.Context) error {
+					v, err := h.ledger.volume("a")
+					v.PluginID, v.ExternalID, v.Context = to, "external-other", map[string]string{"of": "external-other"}
+					return errors.Join(err, h.ledger.add(v))
+				})
+				w, err := h.Start(t.Context(), spec("w", "a"), Options{})
+				if fails != "" {
+					if err == nil || !strings.Contains(err.Error(), fails) {
+						t.Errorf("the start says %v", err)
+					}
+					h.ended(t, "w")
+					h.clean(t)
+					return
+				}
+				check.NoError(t, err)
+				if m := at(w.Mounts[0].HostPath); m == nil || filepath.Base(m.Root) != "external-other" {
+					t.Errorf("it has mounted %+v", m)
+				}
+				h.stop(t, "w")
+				h.clean(t)
+			})
+		}
+	}
+}

@@ -47,9 +47,11 @@ func (c *Claims) Want(ctx context.Context, set *Set) (want []claim.Claim, err er
 
 // Granted records what the ledger has granted under the lease of an epoch. A start that continues after the host was
 // away must get the claims that it had: under other claims, what it has mounted is from a time when another workload
-// may have had the volume in between. It fails if a driver would get too many volumes.
+// may have had the volume in between. What is mounted is what was claimed: the volume may have been redefined since it was
+// read. It fails if a driver would get too many volumes.
 func (c *Claims) Granted(ctx context.Context, set *Set, started command.StartWorkloadResult, epoch uint64) error {
 	var absent, lost []claim.VolumeRef
+	var claimed []*Volume // by this start
 	set.Update(func() {
 		for _, v := range set.Volumes {
 			if v.Request.Ephemeral() {
@@ -63,6 +65,9 @@ func (c *Claims) Granted(ctx context.Context, set *Set, started command.StartWor
 			if v.Index != 0 && v.Index != started.Claims[n].Index {
 				lost = append(lost, v.VolumeRef)
 			}
+			if v.Index == 0 {
+				claimed = append(claimed, v)
+			}
 			v.info, v.Index = started.Volumes[n], started.Claims[n].Index
 		}
 		set.epoch = epoch
@@ -73,11 +78,41 @@ func (c *Claims) Granted(ctx context.Context, set *Set, started command.StartWor
 	case len(lost) > 0:
 		return fmt.Errorf("the start of workload %q cannot continue: %w: those on %v", set.Ref(), ErrClaimsLost, lost)
 	}
+	for _, v := range claimed {
+		if err := c.use(v, v.info, v.driver, v.Usage); err != nil {
+			return err
+		}
+	}
 	return c.limits.check(ctx, set, started.Workload.CreateIndex)
 }
 
-// prepare fills in what a request leaves open, checks that the driver is there, and records all
-// that a later undo needs.
+// use records how the volume of a definition will be mounted here, with all that a later undo needs.
+func (c *Claims) use(v *Volume, info claim.Volume, driver drivers.Driver, usage mounts.Usage) error {
+	if info.PluginID != driver.ID {
+		return fmt.Errorf("volume %q is of driver %q now, and was of %q when the start began: start it again", v.VolumeRef,
+			info.PluginID, driver.ID)
+	}
+	options := override(info.MountOptions, v.Request.MountOptions)
+	if usage.AttachmentMode == claim.FileSystem {
+		if err := checkFlags(driver, info.Definition, options); err != nil {
+			return err
+		}
+	}
+	if err := info.CheckReachable(c.node, driver.Fingerprint.Node.AccessibleTopology); err != nil {
+		return err
+	}
+	v.set.Update(func() {
+		v.driver = driver
+		v.Definition, v.Usage, v.MountOptions = info.Definition, usage, options
+		if v.Staging == "" { // else it may be staged already, elsewhere
+			v.Staging = c.layout.Staging(v.PluginID, v.VolumeRef, usage)
+		}
+		v.Target = c.layout.Target(v.PluginID, v.workload, v.VolumeRef, usage, v.Request.Name)
+	})
+	return nil
+}
+
+// prepare fills in what a request leaves open, and checks that the driver is there.
 func (c *Claims) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 	info, _, err := cluster.Ask(ctx, c.ledger, &command.QueryVolume{Ref: v.VolumeRef}, cluster.Blocking{})
 	if err != nil {
@@ -91,27 +126,13 @@ func (c *Claims) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 	if err != nil {
 		return claim.Claim{}, err
 	}
-	options := override(info.MountOptions, v.Request.MountOptions)
-	if modes.AttachmentMode == claim.FileSystem {
-		if err := checkFlags(driver, info.Definition, options); err != nil {
-			return claim.Claim{}, err
-		}
-	}
-	if err := info.CheckReachable(c.node, driver.Fingerprint.Node.AccessibleTopology); err != nil {
-		return claim.Claim{}, err
-	}
 	usage := mounts.Usage{
 		ReadOnly:       v.Request.ReadOnly || modes.AccessMode.ReadOnly(),
 		AttachmentMode: modes.AttachmentMode, AccessMode: modes.AccessMode,
 	}
-	v.set.Update(func() {
-		v.driver = driver
-		v.Definition, v.Usage, v.MountOptions = info.Definition, usage, options
-		if v.Staging == "" { // else it may be staged already, elsewhere
-			v.Staging = c.layout.Staging(v.PluginID, v.VolumeRef, usage)
-		}
-		v.Target = c.layout.Target(v.PluginID, v.workload, v.VolumeRef, usage, v.Request.Name)
-	})
+	if err := c.use(v, info, driver, usage); err != nil {
+		return claim.Claim{}, err
+	}
 	mode := claim.Write
 	if usage.ReadOnly {
 		mode = claim.Read
