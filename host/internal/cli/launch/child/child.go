@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -192,17 +190,11 @@ func detachVolumes(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	table, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
-	defer table.Close()
-	mounts, err := below(dir, table)
+	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return fmt.Errorf("read the mount table: %w", err)
 	}
-	for _, m := range slices.Backward(mounts) {
-		point := m.Mountpoint
+	for _, point := range slices.Backward(below(dir, string(table))) {
 		err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		// The host may have unmounted it meanwhile, which propagates.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
@@ -212,9 +204,18 @@ func detachVolumes(dir string) error {
 	return nil
 }
 
-// below returns what a mount table has at dir and below it, in the order of mounting.
-func below(dir string, table io.Reader) ([]*mountinfo.Info, error) {
-	return mountinfo.GetMountsFromReader(table, func(m *mountinfo.Info) (skip, stop bool) {
-		return !strings.HasPrefix(m.Mountpoint+"/", dir+"/"), false
-	})
+// unescape undoes how the kernel writes a path in a mount table (proc_pid_mountinfo(5)).
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// below returns the mount points of a mount table that are dir or lie below it, in the order of mounting. It is a reader of
+// its own (see package mountuse) since this package imports next to nothing: it runs before other packages are initialized.
+func below(dir, table string) (points []string) {
+	for line := range strings.Lines(table) {
+		if f := strings.Split(line, " "); len(f) > 4 { // any other white space is a part of a name
+			if point := unescape.Replace(f[4]); strings.HasPrefix(point+"/", dir+"/") {
+				points = append(points, point)
+			}
+		}
+	}
+	return points
 }
