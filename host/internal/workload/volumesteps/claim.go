@@ -47,8 +47,8 @@ func (c *Claims) Want(ctx context.Context, set *Set) (want []claim.Claim, err er
 
 // Granted records what the ledger has granted under the lease of an epoch. A start that continues after the host was
 // away must get the claims that it had: under other claims, what it has mounted is from a time when another workload
-// may have had the volume in between. What is mounted is what was claimed: the volume may have been redefined since it was
-// read. It fails if a driver would get too many volumes.
+// may have had the volume in between. What is mounted is what was claimed: the volume may have been redefined since
+// it was read. It fails if a driver would get too many volumes.
 func (c *Claims) Granted(ctx context.Context, set *Set, started command.StartWorkloadResult, epoch uint64) error {
 	var absent, lost []claim.VolumeRef
 	var claimed []*Volume // by this start

@@ -207,8 +207,9 @@ func detachVolumes(dir string) error {
 // unescape undoes how the kernel writes a path in a mount table (proc_pid_mountinfo(5)).
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// below returns the mount points of a mount table that are dir or lie below it, in the order of mounting. It is a reader of
-// its own (see package mountuse) since this package imports next to nothing: it runs before other packages are initialized.
+// below returns the mount points of a mount table that are dir or lie below it, in the order of mounting. It is a
+// reader of its own (see package mountuse) since this package imports next to nothing: it runs before other packages
+// are initialized.
 func below(dir, table string) (points []string) {
 	for line := range strings.Lines(table) {
 		if f := strings.Split(line, " "); len(f) > 4 { // any other white space is a part of a name
