@@ -13,7 +13,7 @@ import (
 // Node is an agent as it last described itself.
 type Node struct {
 	Name       string                `json:"name"`
-	BootID     string                `json:"boot_id"` // of its machine (process.MachineID, and its address)
+	BootID     string                `json:"boot_id"` // of its machine (process.MachineID)
 	Address    string                `json:"address,omitempty"`
 	Drivers    map[string]NodeDriver `json:"drivers,omitempty"` // by driver id
 	Devices    []NodeDevices         `json:"devices,omitempty"` // by group and plugin
@@ -65,7 +65,7 @@ func (s NodeStatus) Valid() bool {
 func (n *Node) Ready() bool { return n.Status == "" || n.Status == NodeReady }
 
 // AnotherBoot reports whether the node, of which this is the record, may use its claims until its lease is over, and
-// bootID is not of the machine that has that lease: it was booted again, its address has changed, or it is another
+// bootID is not of the machine that has that lease: it was booted again, or it is another
 // machine with a copy of the data directory, such as another container. A host in no cluster has no secret, and no
 // lease.
 func (n *Node) AnotherBoot(bootID string) bool {

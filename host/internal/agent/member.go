@@ -68,8 +68,6 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	if err != nil {
 		return err
 	}
-	// Containers that share a PID namespace have addresses of their own.
-	machineID += "@" + m.port.Addr().String()
 	m.dialer = transport.NewDialer(m.certs, m.traces.Client()...)
 	m.closers.add(m.dialer.Close)
 	key, err := m.cfg.Gossip.Read()

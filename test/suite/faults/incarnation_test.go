@@ -55,39 +55,6 @@ func TestTwin(t *testing.T) {
 	}
 }
 
-// TestCopyOfADataDirectory starts a second machine with the secret of a node, from a copy of its data directory, on
-// the same kernel. It gets no lease while the first has one, and the first keeps its own.
-func TestCopyOfADataDirectory(t *testing.T) {
-	t.Parallel()
-	c := testcluster.Start(t, testcluster.Options{Servers: 1, Nodes: 1, ServerConfig: patient})
-	server, first := c.Host("server-1"), c.Host("node-1")
-	watchMounts(t, c)
-	c.Volume(server, "data", "single-node-writer")
-	p := run(t, c, first, "first", "data")
-	twin := c.Twin(first)
-	secret, err := os.ReadFile(first.Path("data/node.secret"))
-	if err == nil {
-		err = errors.Join(os.MkdirAll(twin.Path("data"), 0o700), os.WriteFile(twin.Path("data/node.secret"), secret, 0o600))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	twin.Begin()
-	twin.Eventually("the copy learns why it is refused", func() error {
-		if log := twin.LogTail(); !strings.Contains(log, "an earlier boot of the node may still use its volumes") {
-			return errors.New("it is not")
-		}
-		return nil
-	})
-	if mounted := twin.Mounts(); len(mounted) > 0 && strings.Contains(strings.Join(mounted, " "), "/csi/") {
-		t.Errorf("the copy has mounted %v", mounted)
-	}
-	twin.Kill()
-	server.AwaitNode("node-1", "ready")
-	first.Run("workload", "stop", "first")
-	p.awaitEnd()
-}
-
 // notAmongServers checks that no server has replicated the ledger to a twin of another server.
 func notAmongServers(t *testing.T, through, twin *testhost.Host) {
 	t.Helper()
