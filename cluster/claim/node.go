@@ -65,9 +65,8 @@ func (s NodeStatus) Valid() bool {
 func (n *Node) Ready() bool { return n.Status == "" || n.Status == NodeReady }
 
 // AnotherBoot reports whether the node, of which this is the record, may use its claims until its lease is over, and
-// bootID is not of the machine that has that lease: it was booted again, or it is another
-// machine with a copy of the data directory, such as another container. A host in no cluster has no secret, and no
-// lease.
+// bootID is not of the machine that has that lease: it was booted again, or it is another machine with a copy of the
+// data directory, such as another container. A host in no cluster has no secret, and no lease.
 func (n *Node) AnotherBoot(bootID string) bool {
 	return n.SecretHash != "" && n.BootID != "" && bootID != "" && n.BootID != bootID && n.Status != NodeDown
 }

@@ -43,7 +43,7 @@ const (
 	plainly = ""
 	// contained is in a mount namespace that was given the volume, at the path that it has on the host.
 	contained = "contained"
-	// detached is by a file that it opened before somebody unmounted the path lazily.
+	// lazily is by a file that it opened before somebody unmounted the path lazily.
 	lazily = "lazily"
 )
 
