@@ -33,8 +33,8 @@ var ofMounts = []mutant{
 	{
 		name: "unmounted-means-free", promise: "a claim is kept while something has the volume that somebody else has unmounted",
 		in: "host/internal/system/mountuse", decl: "Scene.findGone",
-		old: "o.Was == nil || o.Was.over() {\n",
-		new: "o.Was == nil || o.Was.Disk == nil || o.Was.over() {\n",
+		old: "		if o.Was == nil {\n",
+		new: "		if o.Was == nil || o.Was.Disk == nil {\n",
 		pkg: mountusePkg, run: "^TestLeft$",
 	},
 	{

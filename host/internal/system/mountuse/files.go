@@ -235,7 +235,7 @@ func (sc *Scene) mapped(dir string) (path, why string) {
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		// ADDRESS PERMISSIONS OFFSET MAJOR:MINOR INODE PATH. What has no device is no file.
 		fields := strings.SplitN(lines.Text(), " ", 6)
-		if len(fields) < 6 || fields[3] == "00:00" || !sc.watched[mapDevice(fields[3])] {
+		if len(fields) < 6 || fields[3] == "00:00" || !sc.watched[deviceNumber(fields[3], 16)] {
 			continue
 		}
 		from, to, _ := strings.Cut(fields[0], "-")
@@ -245,17 +245,6 @@ func (sc *Scene) mapped(dir string) (path, why string) {
 		}
 	}
 	return "", ""
-}
-
-// mapDevice reads "MAJOR:MINOR", in hexadecimal.
-func mapDevice(text string) uint64 {
-	high, low, _ := strings.Cut(text, ":")
-	major, err := strconv.ParseUint(high, 16, 32)
-	minor, minorErr := strconv.ParseUint(low, 16, 32)
-	if err != nil || minorErr != nil {
-		return 0
-	}
-	return unix.Mkdev(uint32(major), uint32(minor))
 }
 
 // at returns the scene's path to which a file belongs, by the name that the kernel gives it.

@@ -95,6 +95,11 @@ func (s *Search) Open(v Volume) ([]User, error) {
 	if v.Was == nil || v.Was.over() {
 		return nil, nil
 	}
+	if _, bound := v.Was.block(); v.Was.Disk != nil && !bound {
+		if _, err := v.Was.Disk.open(); err == nil {
+			return nil, nil // the kernel has no such file system any more
+		}
+	}
 	sc, err := look([]Original{v.Original}, v.Dir, nil, readNeeded)
 	if err != nil {
 		return nil, err

@@ -131,11 +131,8 @@ func stacked(dir string) (numbers []uint64) {
 	}
 	for _, file := range holders {
 		text, _ := os.ReadFile(file)
-		high, low, _ := strings.Cut(strings.TrimSpace(string(text)), ":")
-		major, err := strconv.ParseUint(high, 10, 32)
-		minor, minorErr := strconv.ParseUint(low, 10, 32)
-		if err == nil && minorErr == nil {
-			numbers = append(numbers, unix.Mkdev(uint32(major), uint32(minor)))
+		if n := deviceNumber(strings.TrimSpace(string(text)), 10); n != 0 {
+			numbers = append(numbers, n)
 		}
 	}
 	return numbers

@@ -286,11 +286,12 @@ func (s *Scene) first(table []*mountinfo.Info, of *mountinfo.Info) int {
 // findGone finds what was mounted at the paths and is not there any more.
 func (s *Scene) findGone(of []Original, table []*mountinfo.Info) {
 	for _, o := range of {
-		if o.Was == nil || o.Was.over() {
+		if o.Was == nil {
 			continue
 		}
 		was := o.Was.info()
-		if slices.ContainsFunc(s.Places, func(p Place) bool { return p.Path == o.Path && Shows(p.Info, was) }) {
+		there := slices.ContainsFunc(s.Places, func(p Place) bool { return p.Path == o.Path && Shows(p.Info, was) })
+		if there || o.Was.over() {
 			continue
 		}
 		s.gone = append(s.gone, gone{o.Path, was, s.first(table, was), o.Was.Unique})
@@ -354,7 +355,7 @@ func (s *Scene) shownBy(m *mountinfo.Info, t Tree, i int) string {
 		}
 	}
 	for _, g := range s.gone {
-		if showed(m, g.was) && (!here || g.order < i || g.unique != 0 && IdentityNow(m).Unique > g.unique) {
+		if showed(m, g.was) && (!here || g.order < i || g.unique != 0 && unique(m.Mountpoint) > g.unique) {
 			return g.path
 		}
 	}

@@ -73,13 +73,20 @@ func IdentityOf(m *mountinfo.Info) Identity {
 // IdentityNow is all of the identity of a mount of this process's namespace.
 func IdentityNow(m *mountinfo.Info) Identity {
 	i := IdentityOf(m)
-	if st, err := stat(m.Mountpoint, unix.STATX_MNT_ID_UNIQUE); err == nil && st.Mask&unix.STATX_MNT_ID_UNIQUE != 0 {
-		i.Unique = st.Mnt_id
-	}
+	i.Unique = unique(m.Mountpoint)
 	if d, ok := DiskOf(m); ok {
 		i.Disk = &d
 	}
 	return i
+}
+
+// unique is Identity.Unique of what is visible at a path of this process's namespace.
+func unique(path string) uint64 {
+	st, err := stat(path, unix.STATX_MNT_ID_UNIQUE)
+	if err != nil || st.Mask&unix.STATX_MNT_ID_UNIQUE == 0 {
+		return 0
+	}
+	return st.Mnt_id
 }
 
 // Same reports whether two mounts show the same part of the same file system.
@@ -87,16 +94,12 @@ func (i Identity) Same(o Identity) bool {
 	return i.Device == o.Device && i.Root == o.Root && i.FSType == o.FSType
 }
 
-// over reports that the file system is certainly gone, with all that was open in it: nothing has its block device
-// exclusively, or the kernel, which lists the backing device of one that a server is behind for as long as it lives,
-// does not list it.
+// over reports that the file system is certainly gone, with all that was open in it: its block device is another one
+// now, or the kernel, which lists the backing device of one that a server is behind for as long as it lives, does not
+// list it. It opens no device.
 func (i Identity) over() bool {
-	if _, bound := i.block(); bound {
-		return i.Disk.seq() != i.Disk.Seq // whoever has a node of it can open it
-	}
 	if i.Disk != nil {
-		_, err := i.Disk.open()
-		return err == nil
+		return i.Disk.seq() != i.Disk.Seq
 	}
 	_, err := os.Lstat("/sys/class/bdi/" + i.Device)
 	return served(i.FSType) && errors.Is(err, os.ErrNotExist)
@@ -112,16 +115,26 @@ func (i Identity) block() (number uint64, ok bool) {
 	if i.Disk == nil || i.Disk.Number == i.Device || i.Root == "/" {
 		return 0, false
 	}
-	return Device(Identity{Device: i.Disk.Number}.info()), true
+	return deviceNumber(i.Disk.Number, 10), true
+}
+
+// deviceNumber reads a device number, MAJOR:MINOR in a base; 0 if it is none.
+func deviceNumber(text string, base int) uint64 {
+	high, low, _ := strings.Cut(text, ":")
+	major, err := strconv.ParseUint(high, base, 32)
+	minor, minorErr := strconv.ParseUint(low, base, 32)
+	if err != nil || minorErr != nil {
+		return 0
+	}
+	return unix.Mkdev(uint32(major), uint32(minor))
 }
 
 // info is the mount as a table would have it.
 func (i Identity) info() *mountinfo.Info {
-	major, minor, _ := strings.Cut(i.Device, ":")
-	m := &mountinfo.Info{FSType: i.FSType, Source: i.Source, Root: i.Root}
-	m.Major, _ = strconv.Atoi(major)
-	m.Minor, _ = strconv.Atoi(minor)
-	return m
+	device := deviceNumber(i.Device, 10)
+	return &mountinfo.Info{
+		Major: int(unix.Major(device)), Minor: int(unix.Minor(device)), FSType: i.FSType, Source: i.Source, Root: i.Root,
+	}
 }
 
 // stat looks at a file without asking its file system (statx(2), AT_STATX_DONT_SYNC).
