@@ -16,12 +16,12 @@ var onlyInChaos = []mutant{
 
 // alsoInChaos names mutants of other packages that the chaos suite has to catch as well: it checks the promises
 // together, in clusters of real agents.
-var alsoInChaos = []string{"fence-without-kill"}
+var alsoInChaos = []string{"fence-without-kill", "claimed-while-deleted"}
 
 // inChaos are the mutants of the chaos suite.
 func inChaos() []mutant {
 	all := slices.Clone(onlyInChaos)
-	for _, m := range fences {
+	for _, m := range slices.Concat(fences, ledger) {
 		if slices.Contains(alsoInChaos, m.name) {
 			m.name += "-in-chaos"
 			all = append(all, m)

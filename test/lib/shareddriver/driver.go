@@ -112,27 +112,44 @@ func (d *driver) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (
 		os.WriteFile(d.path(v.GetVolumeId(), "size"), []byte(size), 0o600)))
 }
 
+// DeleteVolume refuses a volume that is attached when it is called, and deletes it later, whoever has it by then.
 func (d *driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	unlock, err := d.lock()
+	end, err := d.alone(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
-	switch err := d.check(req.GetVolumeId()); status.Code(err) {
+	defer end()
+	switch err := d.mayDelete(req.GetVolumeId()); status.Code(err) {
 	case codes.OK:
 	case codes.NotFound:
 		return &csi.DeleteVolumeResponse{}, nil
 	default:
 		return nil, err
 	}
-	nodes, err := d.attached(req.GetVolumeId())
+	d.dawdle()
+	unlock, err := d.lock()
 	if err != nil {
-		return nil, internal(err)
+		return nil, err
 	}
-	if len(nodes) > 0 {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is attached to %v", req.GetVolumeId(), nodes)
+	defer unlock()
+	return &csi.DeleteVolumeResponse{}, internal(errors.Join(
+		d.record(d.node, "delete", req.GetVolumeId(), "-"), os.RemoveAll(d.path(req.GetVolumeId()))))
+}
+
+func (d *driver) mayDelete(volume string) error {
+	unlock, err := d.lock()
+	if err != nil {
+		return err
 	}
-	return &csi.DeleteVolumeResponse{}, internal(os.RemoveAll(d.path(req.GetVolumeId())))
+	defer unlock()
+	if err := d.check(volume); err != nil {
+		return err
+	}
+	nodes, err := d.attached(volume)
+	if err == nil && len(nodes) > 0 {
+		return status.Errorf(codes.FailedPrecondition, "volume %q is attached to %v", volume, nodes)
+	}
+	return internal(err)
 }
 
 func (d *driver) ValidateVolumeCapabilities(_ context.Context,

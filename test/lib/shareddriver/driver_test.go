@@ -123,7 +123,7 @@ func TestTwoNodes(t *testing.T) {
 		did = append(did, words[1]+" "+words[2])
 	}
 	if got := strings.Join(did, ", "); err != nil ||
-		got != "a attach, a publish, a unpublish, a detach, b attach, b publish, b unpublish, b detach" {
+		got != "a attach, a publish, a unpublish, a detach, b attach, b publish, b unpublish, b detach, a delete" {
 		t.Errorf("the log has %s, %v", got, err)
 	}
 }

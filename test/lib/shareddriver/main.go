@@ -38,7 +38,7 @@ func run(ctx context.Context, args []string) error {
 	dir := flags.String("dir", "", "the directory that all hosts see")
 	segments := flags.String("topology", "", "where this node is, such as rack=R1,zone=Z1")
 	part := flags.String("part", "", "serve node or controller alone; it declares a controller in either case, like many drivers")
-	late := flags.Duration("late", 0, "how long a call that unpublishes or detaches may take at most, at random")
+	late := flags.Duration("late", 0, "how long a call that unpublishes, detaches or deletes may take at most, at random")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

@@ -33,12 +33,26 @@ func (s store) checkNode(node string) error {
 
 // lock keeps the drivers of other hosts out until unlock.
 func (s store) lock() (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(s.dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+	unlock, err = s.flock(".lock", unix.LOCK_EX)
+	return unlock, internal(err)
+}
+
+// alone refuses a second deletion of a volume until end (CSI spec, Concurrency).
+func (s store) alone(volume string) (end func(), err error) {
+	end, err = s.flock(".delete-"+filepath.Base(volume), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, status.Errorf(codes.Aborted, "volume %q is being deleted", volume)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		return nil, status.Error(codes.Internal, errors.Join(err, f.Close()).Error())
+	return end, internal(err)
+}
+
+func (s store) flock(file string, how int) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(s.dir, file), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), how); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return func() { _ = f.Close() }, nil
 }

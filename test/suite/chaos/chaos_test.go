@@ -23,10 +23,16 @@ func TestChaos(t *testing.T) {
 		}
 		tell(t, *seed, length, fmt.Sprintf(long, *seed))
 	case *duration != 0:
+		all := map[string]int{}
 		for end := time.Now().Add(*duration); time.Now().Before(end) && !t.Failed(); {
 			next := rand.Uint64N(1_000_000) + 1
-			t.Run(fmt.Sprint(next), func(t *testing.T) { tell(t, next, lasts, fmt.Sprintf(long, next)) })
+			t.Run(fmt.Sprint(next), func(t *testing.T) {
+				for id, n := range tell(t, next, lasts, fmt.Sprintf(long, next)) {
+					all[id] += n
+				}
+			})
 		}
+		t.Logf("in all seeds volumes changed their node %v times", all)
 	default:
 		for _, c := range cases {
 			t.Run(fmt.Sprint(c.seed), func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"time"
 
@@ -49,7 +50,8 @@ const nothing outcome = ""
 func of(err error) outcome {
 	switch code := connect.CodeOf(err); {
 	case errors.As(err, new(*api.UnreachableError)),
-		code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), "takes no workloads"): // it is drained
+		code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), "takes no workloads"), // it is drained
+		code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), ": it is being "):     // deleted or restored
 		return nothing
 	case code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), ": held by "):
 		return refused
@@ -138,6 +140,35 @@ func (s site) deregister(ctx context.Context, id string) outcome {
 		return of(err)
 	}
 	return done
+}
+
+// remove deletes a volume with its data.
+func (s site) remove(ctx context.Context, id string) outcome {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := s.client.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Id: id})
+	if err != nil {
+		return of(err)
+	}
+	return done
+}
+
+// create creates a volume, and the file that its writers append to.
+func (s site) create(ctx context.Context, v *target) outcome {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := s.client.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: v.made})
+	switch {
+	case err == nil:
+		if err := os.WriteFile(v.data, nil, 0o600); err != nil {
+			panic(err)
+		}
+		return done
+	case errors.As(err, new(*api.UnreachableError)):
+		return nothing
+	default:
+		return unknown
+	}
 }
 
 func (s site) register(ctx context.Context, spec *hostv1.VolumeSpec) outcome {

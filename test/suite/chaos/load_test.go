@@ -16,7 +16,10 @@ import (
 // target is a volume that clients use.
 type target struct {
 	id, access string
+	made       *hostv1.VolumeSpec // for creating it again
 	spec       *hostv1.VolumeSpec // for registering it again
+	data       string             // the file that its writers append to, as seen on the storage
+	changes    sync.Mutex         // held while its definition changes
 }
 
 // mostRuns is how many workloads run at a time, and mostTakers how many of the taker besides.
@@ -62,6 +65,9 @@ type load struct {
 	runs       []run
 	detaches   []detached
 	unanswered []change
+	quiet      chan struct{} // closed while nobody starts a workload, and those that run stop
+	restored   int           // how often the ledger was restored, and how often that was refused
+	unrestored int
 	ops        map[string][]porcupine.Operation // by volume, without runs, detaches and unanswered operations
 	tokens     map[string]uint64                // by workload: its claim's fencing token
 	wrong      []string
@@ -136,6 +142,19 @@ func (l *load) watch(ctx context.Context, over <-chan struct{}, seed uint64, cli
 	}
 }
 
+// removes deletes volumes, and creates them again.
+func (l *load) removes(ctx context.Context, over <-chan struct{}, seed uint64, client int) {
+	chance := rand.New(rand.NewPCG(seed, uint64(client)))
+	for {
+		select {
+		case <-over:
+			return
+		case <-time.After(between(chance, 0, 300*time.Millisecond)):
+			l.remove(ctx, pick(chance, l.sites), pick(chance, l.sites), pick(chance, l.volumes))
+		}
+	}
+}
+
 // holds is how long a workload runs: a moment, or longer than the time after which the leader
 // releases a silent node's claims.
 func (l *load) holds(chance *rand.Rand) time.Duration {
@@ -153,6 +172,8 @@ func (l *load) writes(chance *rand.Rand, v *target) bool {
 // operations. At most as many run at a time as there are slots.
 func (l *load) run(ctx context.Context, over <-chan struct{}, slots chan struct{}, r run, hold time.Duration) {
 	select {
+	case <-l.pause():
+		return
 	case slots <- struct{}{}:
 	default:
 		return
@@ -248,11 +269,14 @@ func (l *load) hold(over <-chan struct{}, r *run, path string, hold time.Duratio
 	}
 	select {
 	case <-over:
+	case <-l.pause():
 	case <-time.After(hold):
 	}
 	for l.inTrouble(r.on.name) {
 		select {
 		case <-over:
+			return
+		case <-l.pause():
 			return
 		case <-time.After(beat):
 		}
@@ -318,15 +342,44 @@ func (l *load) detach(ctx context.Context, s site, v *target, node string) {
 
 // register deregisters a volume, and registers it again through another agent.
 func (l *load) register(ctx context.Context, s, other site, v *target) {
+	if !v.changes.TryLock() {
+		return
+	}
+	defer v.changes.Unlock()
 	call := time.Now()
 	out := s.deregister(ctx, v.id)
 	l.noteChange(v, deregister{}, out, call)
-	if out == refused {
+	if out != refused {
+		l.again(ctx, v, func() outcome { return other.register(ctx, v.spec) })
+	}
+}
+
+// remove deletes a volume with its data, and creates it again through another agent.
+func (l *load) remove(ctx context.Context, s, other site, v *target) {
+	if !v.changes.TryLock() {
 		return
 	}
+	defer v.changes.Unlock()
 	for ctx.Err() == nil {
-		call = time.Now()
-		out = other.register(ctx, v.spec)
+		call := time.Now()
+		out := s.remove(ctx, v.id)
+		l.noteChange(v, deregister{}, out, call)
+		switch out {
+		case refused:
+			return
+		case done, absent:
+			l.again(ctx, v, func() outcome { return other.create(ctx, v) })
+			return
+		}
+		s = other // the first one may be gone
+	}
+}
+
+// again makes a volume known again, by a call that is repeated until it succeeds.
+func (l *load) again(ctx context.Context, v *target, make func() outcome) {
+	for ctx.Err() == nil {
+		call := time.Now()
+		out := make()
 		l.noteChange(v, register{}, out, call)
 		if out == done {
 			return

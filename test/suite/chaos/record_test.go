@@ -164,6 +164,31 @@ func mixed(all []wrote, access string) (wrong []string) {
 	return wrong
 }
 
+// owners counts how often a volume was published on another node than before.
+func owners(all []publication, volume string) (changes int) {
+	last := ""
+	for _, p := range all { // in the order of from
+		if p.volume == volume && p.node != last {
+			last = p.node
+			changes++
+		}
+	}
+	return max(0, changes-1)
+}
+
+// deleted describes each node that had a volume published while its driver deleted it.
+func deleted(done []did, published []publication, volume string) (wrong []string) {
+	for _, d := range done {
+		for _, p := range published {
+			if d.what == "delete" && d.volume == volume && p.volume == volume && p.from < d.at && (p.to == 0 || d.at < p.to) {
+				wrong = append(wrong, fmt.Sprintf("volume %s was deleted at %d, while it was published on %s (%d to %d, %s)", volume,
+					d.at, p.node, p.from, p.to, p.target))
+			}
+		}
+	}
+	return wrong
+}
+
 // after describes each workload that wrote after another node had published the volume.
 func after(all []wrote, published []publication, volume string) (wrong []string) {
 	for _, w := range all {

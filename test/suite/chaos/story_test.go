@@ -35,11 +35,15 @@ type story struct {
 	keep  string // where a failed story keeps its logs
 	again string // the command that runs it again
 	letGo time.Duration
+
+	owners  map[string]int // by volume: how often its node changed
+	deletes int
 }
 
 // tell runs one seed: on 3 servers and 2 nodes, or on 5 servers and 2 nodes. again is the command
-// that runs it again.
-func tell(t *testing.T, seed uint64, lasts time.Duration, again string) {
+// that runs it again. The result says how often each volume's node changed.
+func tell(t *testing.T, seed uint64, lasts time.Duration, again string) (owners map[string]int) {
+	t.Helper()
 	testbin.RequireRoot(t, "volumes never have two writers, whatever goes wrong")
 	servers := 3
 	if seed%3 == 0 {
@@ -70,6 +74,7 @@ func tell(t *testing.T, seed uint64, lasts time.Duration, again string) {
 	}
 	s.happen(n, seed, plan(seed, lasts, letGo))
 	s.judge()
+	return s.owners
 }
 
 // folder is where a failed story keeps its logs.
@@ -87,7 +92,7 @@ func (s *story) prepare() {
 	l := &load{
 		writers: &writers{all: map[*writer]bool{}}, began: time.Now(), letGo: s.letGo,
 		slots: make(chan struct{}, mostRuns), takers: make(chan struct{}, mostTakers), live: map[*run]bool{},
-		aimed: map[string]int{}, ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{},
+		aimed: map[string]int{}, quiet: make(chan struct{}), ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{},
 	}
 	s.load = l
 	for _, h := range s.c.Hosts {
@@ -100,18 +105,19 @@ func (s *story) prepare() {
 	}
 	for n, access := range modes {
 		id := fmt.Sprintf("v%d", n)
+		v := &target{id: id, access: access, made: &hostv1.VolumeSpec{
+			Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
+			Capabilities: []*hostv1.VolumeCapability{{AccessMode: access, AttachmentMode: "file-system"}},
+		}}
 		ctx, cancel := context.WithTimeout(s.t.Context(), testhost.Wait)
-		made, err := l.sites[0].client.Volumes.CreateVolume(ctx,
-			&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
-				Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
-				Capabilities: []*hostv1.VolumeCapability{{AccessMode: access, AttachmentMode: "file-system"}},
-			}})
+		made, err := l.sites[0].client.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: v.made})
 		cancel()
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		v := &target{id: id, access: access, spec: made.GetVolume().GetSpec()}
-		if err := os.WriteFile(s.data(v), nil, 0o600); err != nil {
+		v.spec = made.GetVolume().GetSpec()
+		v.data = filepath.Join(s.c.Volumes, v.spec.GetExternalId(), "data", written)
+		if err := os.WriteFile(v.data, nil, 0o600); err != nil {
 			s.t.Fatal(err)
 		}
 		l.volumes = append(l.volumes, v)
@@ -125,11 +131,6 @@ func (s *story) prepare() {
 		}
 		return nil
 	})
-}
-
-// data is the file that a volume's writers append to, as seen on the storage.
-func (s *story) data(v *target) string {
-	return filepath.Join(s.c.Volumes, v.spec.GetExternalId(), "data", written)
 }
 
 // numbers of clients, and of those that only read
@@ -157,6 +158,10 @@ func (s *story) happen(n *nemesis, seed uint64, steps []step) {
 		clients.Go(func() { s.load.watch(ctx, over, seed, users+client+2) })
 	}
 	clients.Go(func() { s.load.take(ctx, over, seed, users+watchers+2) })
+	clients.Go(func() { s.load.removes(ctx, over, seed, users+watchers+3) })
+	if seed%4 == 0 {
+		clients.Go(func() { s.load.restore(ctx, over, seed, users+watchers+4) })
+	}
 	for _, step := range steps {
 		s.t.Logf("%8.3f  %s", time.Since(s.load.began).Seconds(), step)
 		n.do(step)
@@ -218,13 +223,20 @@ func (s *story) onlyOneWriter() {
 		fences = append(fences, f...)
 	}
 	all := publications(done, fences, s.load.vouched)
+	s.owners = map[string]int{}
+	for _, d := range done {
+		if d.what == "delete" {
+			s.deletes++
+		}
+	}
 	for _, v := range s.load.volumes {
-		wrote, err := readWritten(s.data(v))
+		s.owners[v.id] = owners(all, v.spec.GetExternalId())
+		wrote, err := readWritten(v.data)
 		if err != nil {
 			s.t.Fatal(err)
 		}
 		id := v.spec.GetExternalId()
-		var wrong []string
+		wrong := deleted(done, all, id)
 		if strings.HasPrefix(v.access, "single-node") {
 			wrong = append(twice(all, id), after(wrote, all, id)...)
 		}
@@ -267,8 +279,9 @@ func (s *story) tellNumbers(lost map[string][]time.Time) {
 		}
 	}
 	s.t.Logf("%.1f s: %d workloads ran, %d of them took a volume from a node in trouble, %d starts failed, "+
-		"%d claims were seen, %d detaches, %d leases were lost", time.Since(s.load.began).Seconds(), outs[done], taken,
-		outs[unknown], len(s.load.tokens), len(s.load.detaches), leases)
+		"%d claims were seen, %d detaches, %d leases were lost, %d volumes deleted, %d of %d restores succeeded; volumes changed their node %v times", time.Since(s.load.began).Seconds(), outs[done], taken,
+		outs[unknown], len(s.load.tokens), len(s.load.detaches), leases, s.deletes, s.load.restored,
+		s.load.restored+s.load.unrestored, s.owners)
 }
 
 // leave keeps the logs of a failed story, and removes the folder otherwise.
@@ -285,7 +298,7 @@ func (s *story) leave() {
 	}
 	copyTo(s.t, filepath.Join(s.c.Volumes, ".log"), filepath.Join(s.keep, "drivers.log"))
 	for _, v := range s.load.volumes {
-		copyTo(s.t, s.data(v), filepath.Join(s.keep, "written-"+v.id))
+		copyTo(s.t, v.data, filepath.Join(s.keep, "written-"+v.id))
 	}
 }
 
