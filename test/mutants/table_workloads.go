@@ -185,8 +185,8 @@ var workloads = []mutant{
 	{
 		name: "lease-unchecked-after-publish", promise: "a mount that was made while the lease ended is removed",
 		in: "host/internal/workload/volumesteps", decl: "Steps.publish",
-		old: "	if err := s.Lease.Valid(); v.guarded() && err != nil {\n		return err\n	}\n	mounted, err := s.checkPublished(v)\n",
-		new: "	mounted, err := s.checkPublished(v)\n",
+		old: "		if err := s.Lease.Protect(ctx, v.targetMount()); err != nil {\n",
+		new: "		if err := s.Lease.Protect(ctx, v.targetMount()); err != nil && ctx.Err() != nil {\n",
 		pkg: workloadPkg, run: "^TestNothingIsMountedWithoutALease$",
 	},
 	{

@@ -64,9 +64,6 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	if err := s.publishNow(ctx, v, asked); err != nil {
 		return err
 	}
-	if err := s.Lease.Valid(); v.guarded() && err != nil {
-		return err
-	}
 	mounted, err := s.checkPublished(v)
 	if err != nil {
 		return fmt.Errorf("publish volume %q for workload %q on driver %q: %w%s", v.VolumeRef, v.workload, v.PluginID, err,
@@ -75,16 +72,16 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	if err := s.restrict(v); err != nil {
 		return fmt.Errorf("publish volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
 	}
-	if v.info.Grown && !v.Usage.ReadOnly {
-		if err := s.grow(ctx, v); err != nil {
+	v.set.Update(func() { v.Mounted = mounted })
+	if v.guarded() { // which fails if the lease has ended meanwhile
+		if err := s.Lease.Protect(ctx, v.targetMount()); err != nil {
 			return err
 		}
 	}
-	v.set.Update(func() { v.Mounted = mounted })
-	if !v.guarded() {
-		return nil
+	if v.info.Grown && !v.Usage.ReadOnly {
+		return s.grow(ctx, v)
 	}
-	return s.Lease.Protect(ctx, v.targetMount())
+	return nil
 }
 
 func (s *Steps) publishNow(ctx context.Context, v *Volume, asked storage.Volume) error {
