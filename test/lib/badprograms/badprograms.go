@@ -95,9 +95,9 @@ func Run(t *testing.T, start func(t *testing.T) Host) {
 		}
 		write(0, hole)
 		write(hole+1<<20, len(text))
-		time.Sleep(time.Second)
-		if now, version := h.Serves(); now != pid {
-			t.Errorf("process %d of version %s serves, and %d has served", now, version, pid)
+		time.Sleep(2 * time.Second)
+		if now, version := h.Serves(); now != pid || h.Says() != "" {
+			t.Errorf("process %d of version %s serves, and %d has served: %s", now, version, pid, h.Says())
 		}
 		write(hole, len(text))
 		check.NoError(t, f.Close())

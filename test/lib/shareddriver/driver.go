@@ -126,7 +126,9 @@ func (d *driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (
 	default:
 		return nil, err
 	}
-	d.dawdle()
+	if d.late > 0 {
+		time.Sleep(rand.N(d.late))
+	}
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err

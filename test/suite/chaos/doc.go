@@ -21,7 +21,7 @@
 // detach, deregister and register. Another deletes and creates volumes. With every fourth seed one restores the ledger: it saves it while nobody
 // has a volume, and claims are granted during the upload. A workload that writes has a process that appends lines to a
 // file of the volume until its client or the fence ends it. A taker hammers the very volume of each node
-// that has a fault, is drained, or is stopping what uses the volume, from another node. Afterwards:
+// that has a fault, is drained, or is stopping what uses the volume, from another node, and what is being deleted. Afterwards:
 //
 //   - each volume's history is linearizable (porcupine): claims granted and refused, releases,
 //     reads, register and deregister. An operation without an answer may have happened at any time or not

@@ -66,6 +66,7 @@ type load struct {
 	detaches   []detached
 	unanswered []change
 	quiet      chan struct{} // closed while nobody starts a workload, and those that run stop
+	removed    *target       // is being deleted
 	restored   int           // how often the ledger was restored, and how often that was refused
 	unrestored int
 	ops        map[string][]porcupine.Operation // by volume, without runs, detaches and unanswered operations
@@ -362,7 +363,9 @@ func (l *load) remove(ctx context.Context, s, other site, v *target) {
 	defer v.changes.Unlock()
 	for ctx.Err() == nil {
 		call := time.Now()
+		l.removing(v)
 		out := s.remove(ctx, v.id)
+		l.removing(nil)
 		l.noteChange(v, deregister{}, out, call)
 		switch out {
 		case refused:
@@ -373,6 +376,13 @@ func (l *load) remove(ctx context.Context, s, other site, v *target) {
 		}
 		s = other // the first one may be gone
 	}
+}
+
+// removing sends the taker after a volume that is being deleted.
+func (l *load) removing(v *target) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.removed = v
 }
 
 // again makes a volume known again, by a call that is repeated until it succeeds.

@@ -123,9 +123,12 @@ type wrote struct {
 	from, to       int64
 }
 
-// readWritten reads what the writers of a volume wrote, in file order.
+// readWritten reads what the writers of a volume wrote, in file order: nothing, if the volume was deleted last.
 func readWritten(path string) (all []wrote, err error) {
 	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -32,10 +32,14 @@ func (l *load) aimAtNone() {
 	clear(l.aimed)
 }
 
-// prey is a volume to take now, and the node that has it: of a node in trouble, or of a workload that is being stopped.
+// prey is a volume to take now, and the node that has it: of a node in trouble, of a workload that is being stopped, or
+// one that is being deleted.
 func (l *load) prey(chance *rand.Rand) (v *target, node string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.removed != nil && l.removed.exclusive() && chance.IntN(2) == 0 {
+		return l.removed, ""
+	}
 	var all []*run
 	for r, stopping := range l.live {
 		if (stopping || l.aimed[r.on.name] > 0) && r.volume.exclusive() {
@@ -53,7 +57,7 @@ func (l *load) prey(chance *rand.Rand) (v *target, node string) {
 // exclusive reports whether another node has to wait for the volume.
 func (v *target) exclusive() bool { return v.access != "multi-node-reader-only" }
 
-// take hammers the very volume of a node that is cut off, drained or stopping: it starts a workload that writes on
+// take hammers the very volume of a node that is cut off, drained or stopping, or one that is being deleted: it starts a workload that writes on
 // another node, again and again, until it gets the volume.
 func (l *load) take(ctx context.Context, over <-chan struct{}, seed uint64, client int) {
 	chance := rand.New(rand.NewPCG(seed, uint64(client)))
