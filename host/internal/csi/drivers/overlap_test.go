@@ -158,7 +158,11 @@ func TestBadProgramBesideTheOld(t *testing.T) {
 		"no stats":   "node VolumeStats false, not true",
 	} {
 		t.Run(trailer, func(t *testing.T) {
-			h, file, spec := twice(t, func(s *Spec) { s.HealthTimeout = 3 * time.Second })
+			h, file, spec := twice(t, func(s *Spec) {
+				if trailer == "not ready" { // the others do not last until then
+					s.HealthTimeout = 5 * time.Second
+				}
+			})
 			first, err := h.Get("a")
 			check.NoError(t, err)
 			calls := h.underCalls()
@@ -218,7 +222,11 @@ func TestKillOfTheHostWithTwoProcesses(t *testing.T) {
 	for name, trailer := range map[string]string{"while one is tried": "hang", "while one ends": "2.0"} {
 		t.Run(name, func(t *testing.T) {
 			// The next host tries the program that hangs once more.
-			h, file, spec := twice(t, func(s *Spec) { s.HealthTimeout = 3 * time.Second })
+			h, file, spec := twice(t, func(s *Spec) {
+				if trailer == "not ready" { // the others do not last until then
+					s.HealthTimeout = 5 * time.Second
+				}
+			})
 			first, err := h.Get("a")
 			check.NoError(t, err)
 			check.NoError(t, h.Close(false))
