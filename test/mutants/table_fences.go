@@ -126,4 +126,25 @@ var fences = []mutant{
 		new: "			gone = nil\n",
 		pkg: fencePkg, run: "^TestKilledFenceIsReplacedAtOnce$",
 	},
+	{
+		name: "later-process-forgotten", promise: "the fence kills a process whose PID an earlier one of a workload had",
+		in: "host/internal/fencing/fence", decl: "Change.ReleaseProcess",
+		old: "	if c.to.processes[p.PID].StartTime == p.StartTime {\n		delete(c.to.processes, p.PID)\n	}\n",
+		new: "	delete(c.to.processes, p.PID)\n",
+		pkg: fencePkg, run: "^TestReleasedProcess$",
+	},
+	{
+		name: "ended-process-kept", promise: "the fence does not guard a process that has ended",
+		in: "host/internal/fencing/fence", decl: "Change.ReleaseProcess",
+		old: "		delete(c.to.processes, p.PID)\n",
+		new: "		c.to.processes[p.PID] = p\n",
+		pkg: fencePkg, run: "^TestReleasedProcess$",
+	},
+	{
+		name: "mounts-below-released", promise: "the release of a mount leaves those below it guarded",
+		in: "host/internal/fencing/fence", decl: "Change.Release",
+		old: "		delete(c.to.mounts, m.Path)\n",
+		new: "		maps.DeleteFunc(c.to.mounts, func(p string, _ Mount) bool { return p[:min(len(p), len(m.Path))] == m.Path })\n",
+		pkg: fencePkg, run: "^TestReleasedMount$",
+	},
 }
