@@ -241,4 +241,32 @@ var ledger = []mutant{
 		new: "	if !answered && method == \"\" && method != peerv1",
 		pkg: peerPkg, run: "^TestRestartedAgentCannotTellWhoLeads$",
 	},
+	{
+		name: "answering-voter-removed", promise: "a voter that answers the leader is not removed, whatever gossip says",
+		in: "cluster/raftnode", decl: "promoter.FilterFailedServerRemovals",
+		old: "		FailedVoters:    slices.DeleteFunc(f.FailedVoters, answers),\n",
+		new: "		FailedVoters:    f.FailedVoters,\n",
+		pkg: raftPkg, run: "^TestServersThatAnswerAreNotRemoved$",
+	},
+	{
+		name: "unknown-voter-removed", promise: "a server that gossip does not know is not removed",
+		in: "cluster/raftnode", decl: "promoter.FilterFailedServerRemovals",
+		old: "		FailedNonVoters: slices.DeleteFunc(f.FailedNonVoters, answers),\n",
+		new: "		FailedNonVoters: slices.DeleteFunc(f.FailedNonVoters, answers),\n		StaleVoters:     f.StaleVoters,\n",
+		pkg: raftPkg, run: "^TestServersThatAnswerAreNotRemoved$",
+	},
+	{
+		name: "removed-by-a-new-leader", promise: "a new leader removes no server before it had time to answer",
+		in: "cluster/raftnode", decl: "promoter.FilterFailedServerRemovals",
+		old: "		if last.Before(p.m.began) {\n",
+		new: "		if last.Before(p.m.began) && !last.IsZero() {\n",
+		pkg: raftPkg, run: "^TestServersThatAnswerAreNotRemoved$",
+	},
+	{
+		name: "silence-is-an-answer", promise: "a server that does not answer counts as dead after a while",
+		in: "cluster/raftnode", decl: "manager.FetchServerStats",
+		old: "			if err != nil {\n				return\n			}\n			m.mu.Lock()\n			defer m.mu.Unlock()\n",
+		new: "			m.mu.Lock()\n			defer m.mu.Unlock()\n			if err != nil {\n				m.answered[id] = time.Now()\n				return\n			}\n",
+		pkg: raftPkg, run: "^TestAnswersAreNoted$",
+	},
 }
