@@ -185,7 +185,7 @@ func TestAbstains(t *testing.T) {
 	}
 }
 
-// TestAbstentionIsKept: a restart does not end an abstention, and a server that is known to have lost something stays so.
+// TestAbstentionIsKept: a restart does not end an abstention, and a known loss is not taken for that of a new server.
 func TestAbstentionIsKept(t *testing.T) {
 	dir := t.TempDir()
 	open := func() *abstention { return check.Must(readAbstention(dir))(t) }

@@ -346,4 +346,18 @@ var workloads = []mutant{
 		new: "		whose := b.Reveals(nil)\n",
 		pkg: "./test/suite/e2e", run: "^TestDebug$",
 	},
+	{
+		name: "claim-in-flight-goes-on", promise: "a start whose claims are asked for is stopped when the lease is lost",
+		in: "host/internal/workload", decl: "Manager.LoseLease",
+		old: "i.rec.Steps[claimStep] != \"\" })",
+		new: "i.rec.Steps[claimStep] == \"done\" })",
+		pkg: workloadPkg, run: "^TestClaimIsInFlightAtTheLossOfTheLease$",
+	},
+	{
+		name: "stopped-without-claims", promise: "a workload without claims runs on when the lease is lost",
+		in: "host/internal/workload", decl: "Manager.LoseLease",
+		old: "may = i.volumes.HasClaims() && i.rec",
+		new: "may = i.rec",
+		pkg: workloadPkg, run: "^TestWithoutClaimsNothingIsLost$",
+	},
 }

@@ -102,6 +102,45 @@ func TestNodeIsCutOff(t *testing.T) {
 	h.clean(t)
 }
 
+// A start that has asked for its claims, and has no answer yet, is stopped with those that have theirs: the answer may
+// come under the next lease, and would be of the one before.
+func TestClaimIsInFlightAtTheLossOfTheLease(t *testing.T) {
+	for _, where := range []string{"before", "after"} {
+		t.Run(where, func(t *testing.T) {
+			h := newHost(t)
+			h.volume(t, full, "a")
+			held := newGate()
+			h.on("claim:"+where, 1, held.hold)
+			started := h.begins(t, spec("w", "a"))
+			held.await(t)
+			h.fence.end()
+			h.loses(t, "cut off")
+			h.fence.renew()
+			close(held.open)
+			if err := <-started; !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "cut off") {
+				t.Fatalf("the start says %v", err)
+			}
+			if w := h.ended(t, "w"); w.State != Failed || !strings.Contains(w.Message, "cut off") || h.count("publish a") > 0 {
+				t.Errorf("%s: %s, %v", w.State, w.Message, h.happened())
+			}
+			h.clean(t)
+		})
+	}
+}
+
+// A workload without claims has nothing that another node could have: it runs on.
+func TestWithoutClaimsNothingIsLost(t *testing.T) {
+	h := newHost(t)
+	h.start(t, spec("w"))
+	h.fence.end()
+	h.loses(t, "cut off")
+	if w, err := h.Get(ref("w")); err != nil || w.State != Running {
+		t.Fatalf("it is %s (%v)", w.State, err)
+	}
+	h.stop(t, "w")
+	h.clean(t)
+}
+
 // A stop that gives a process time to end gives it none once the node is cut off.
 func TestANodeIsCutOffInTheMiddleOfAStop(t *testing.T) {
 	h, p := newHost(t), runScript(t, false, stubborn)
