@@ -531,4 +531,32 @@ var plugins = []mutant{
 		new: "	if restored && !restored {\n",
 		pkg: workloadPkg, run: "^TestInUseBeforeTheWorkloadsAreRestored$",
 	},
+	{
+		name: "proven-by-the-window", promise: "a binary that was hardly called is on probation longer than the window",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.onProbation",
+		old: "since <= window || calls < provenBy && since <= 10*window",
+		new: "since <= window || calls < 0",
+		pkg: supervisorPkg, run: "^TestProbation$",
+	},
+	{
+		name: "proven-by-calls", promise: "a binary is on probation until the window has passed, however often it is called",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.onProbation",
+		old: "since <= window || calls < provenBy && since <= 10*window",
+		new: "calls < provenBy && since <= 10*window",
+		pkg: supervisorPkg, run: "^TestProbation$",
+	},
+	{
+		name: "probation-without-end", promise: "a binary that nobody calls leaves probation in the end",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.onProbation",
+		old: "calls < provenBy && since <= 10*window",
+		new: "calls < provenBy",
+		pkg: supervisorPkg, run: "^TestProbation$",
+	},
+	{
+		name: "pinned-rolled-back", promise: "a binary that an operator has pinned is not replaced by another",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.onProbation",
+		old: "i.rec.Pinned == sha && p.Run.PinnedBefore == \"\"",
+		new: "i.rec.Pinned == \"\" && p.Run.PinnedBefore == sha",
+		pkg: supervisorPkg, run: "^TestProbation$",
+	},
 }
