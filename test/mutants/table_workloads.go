@@ -360,4 +360,32 @@ var workloads = []mutant{
 		new: "may = i.rec",
 		pkg: workloadPkg, run: "^TestWithoutClaimsNothingIsLost$",
 	},
+	{
+		name: "settled-from-the-call", promise: "settle_time counts from when a call was given up, not from when it was made",
+		in: "host/internal/workload/volumesteps", decl: "driverCalls.mount",
+		old: "	given.Since = boottime.Now()\n",
+		new: "",
+		pkg: workloadPkg, run: "^TestSettleTimeCountsFromTheEndOfACall$",
+	},
+	{
+		name: "settled-with-the-process", promise: "what a driver has started may mount after the driver has ended",
+		in: "host/internal/workload/volumesteps", decl: "unanswered.gone",
+		old: "p.PID == u.PID && p.StartTime == u.Started || p.PID != u.PID && p.Session == u.PID)",
+		new: "p.PID == u.PID && p.StartTime == u.Started)",
+		pkg: "./host/internal/workload/volumesteps", run: "^TestProcessOfAnUnansweredCall$",
+	},
+	{
+		name: "settled-with-another-process", promise: "a later process with the PID of a driver keeps no claim",
+		in: "host/internal/workload/volumesteps", decl: "unanswered.gone",
+		old: "p.PID == u.PID && p.StartTime == u.Started || p.PID",
+		new: "p.PID == u.PID || p.PID",
+		pkg: "./host/internal/workload/volumesteps", run: "^TestProcessOfAnUnansweredCall$",
+	},
+	{
+		name: "unknown-process-ended", promise: "a driver that the host does not run is not known to have ended",
+		in: "host/internal/workload/volumesteps", decl: "unanswered.gone",
+		old: "	if u.PID == 0 {\n		return false\n",
+		new: "	if u.PID == 0 {\n		return true\n",
+		pkg: "./host/internal/workload/volumesteps", run: "^TestProcessOfAnUnansweredCall$",
+	},
 }

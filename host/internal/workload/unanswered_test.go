@@ -19,6 +19,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/internal/procfs"
 	"github.com/pannier/pannier/test/lib/check"
@@ -55,25 +56,38 @@ func (h *host) settles(long time.Duration) {
 // unanswered lists the processes that calls without an answer in the journal were made to; 0: to one that is not known.
 func (h *host) unanswered(t *testing.T) (pids []int) {
 	t.Helper()
+	h.eachUnanswered(t, func(pid int, _ boottime.Instant) { pids = append(pids, pid) })
+	return pids
+}
+
+// unansweredSince lists from when on the journal counts the time that claims are kept for calls without an answer.
+func (h *host) unansweredSince(t *testing.T) (since []boottime.Instant) {
+	t.Helper()
+	h.eachUnanswered(t, func(_ int, at boottime.Instant) { since = append(since, at) })
+	return since
+}
+
+func (h *host) eachUnanswered(t *testing.T, do func(pid int, since boottime.Instant)) {
+	t.Helper()
 	check.NoError(t, h.journal.View(func(tx *journal.Tx) error {
 		return errors.Join(
 			stagings.Each(tx, func(_ string, u *users) error {
 				if call, ok := (*u)["unanswered"].(map[string]any); ok {
 					pid, _ := call["pid"].(float64)
-					pids = append(pids, int(pid))
+					since, _ := call["since"].(float64)
+					do(int(pid), boottime.Instant(since))
 				}
 				return nil
 			}),
 			records.Each(tx, func(_ string, r *record) error {
 				for _, v := range r.Volumes {
 					if v.Unanswered != nil {
-						pids = append(pids, v.Unanswered.PID)
+						do(v.Unanswered.PID, v.Unanswered.Since)
 					}
 				}
 				return nil
 			}))
 	}))
-	return pids
 }
 
 // givenUp starts a workload whose stage or publish is never answered, and returns when its release waits for that.
@@ -115,6 +129,33 @@ func TestCallThatIsNeverAnswered(t *testing.T) {
 			h.waiting(t, "w")
 			if h.count("detached w") > 0 {
 				t.Errorf("it is released after a restart: %v", h.happened())
+			}
+			h.settles(time.Millisecond)
+			h.ended(t, "w")
+			h.clean(t)
+		})
+	}
+}
+
+// The time that a claim is kept for a call counts from when the call was given up. Its driver worked on it until then.
+func TestSettleTimeCountsFromTheEndOfACall(t *testing.T) {
+	for _, call := range []string{"stage", "publish"} {
+		t.Run(call, func(t *testing.T) {
+			h := newHost(t)
+			h.settles(time.Hour)
+			h.volume(t, full, "a")
+			h.impatient()
+			var gaveUp boottime.Instant
+			h.on(call+":before", 1, func(ctx context.Context) error {
+				err := hang(ctx)
+				gaveUp = boottime.Now()
+				return err
+			})
+			if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); !errors.Is(err, ErrFailed) {
+				t.Fatal(err)
+			}
+			if since := h.unansweredSince(t); len(since) != 1 || since[0] < gaveUp {
+				t.Errorf("the claim is kept for calls from %v on, and this one was given up at %v", since, gaveUp)
 			}
 			h.settles(time.Millisecond)
 			h.ended(t, "w")
