@@ -559,4 +559,25 @@ var plugins = []mutant{
 		new: "i.rec.Pinned == \"\" && p.Run.PinnedBefore == sha",
 		pkg: supervisorPkg, run: "^TestProbation$",
 	},
+	{
+		name: "released-under-a-mount", promise: "a Mount that comes while the holders are looked for keeps its volume",
+		in: "plugins/docker-volume/internal/volumes", decl: "service.release",
+		old: "	if err != nil || used {\n",
+		new: "	if err != nil {\n",
+		pkg: "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
+	},
+	{
+		name: "started-under-a-release", promise: "a Mount waits for the end of a release",
+		in: "plugins/docker-volume/internal/volumes", decl: "service.release",
+		old: "			r.Releaser = &s.self\n",
+		new: "			r.Releaser = nil\n",
+		pkg: "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
+	},
+	{
+		name: "started-under-a-removal", promise: "a Mount waits for the end of a removal",
+		in: "plugins/docker-volume/internal/volumes", decl: "service.remove",
+		old: "r.Mounts, r.Releaser = nil, &s.self })",
+		new: "r.Mounts, r.Releaser = nil, nil })",
+		pkg: "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
+	},
 }

@@ -78,6 +78,8 @@ type host struct {
 	hang    bool // starts do not return
 	blind   bool // the state of workloads cannot be read
 	deleted bool
+	asked   func() // by whoever asks for the state of the workload, before the answer
+	ending  func() // by whoever stops the workload, before it has ended
 }
 
 func (h *host) with(change func()) {
@@ -94,7 +96,19 @@ func (h *host) workload() *hostv1.Workload {
 	return &hostv1.Workload{State: h.state, Mounts: []*hostv1.Mount{{HostPath: "/mounted"}}}
 }
 
+// once calls a function that a test has set, and forgets it.
+func (h *host) once(f *func()) {
+	h.mu.Lock()
+	do := *f
+	*f = nil
+	h.mu.Unlock()
+	if do != nil {
+		do()
+	}
+}
+
 func (h *host) GetWorkload(context.Context, *hostv1.GetWorkloadRequest) (*hostv1.GetWorkloadResponse, error) {
+	h.once(&h.asked)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.blind {
@@ -131,6 +145,7 @@ func (h *host) StartWorkload(ctx context.Context, _ *hostv1.StartWorkloadRequest
 func (h *host) StopWorkload(context.Context, *hostv1.StopWorkloadRequest,
 	*connect.ServerStream[hostv1.StopWorkloadResponse],
 ) error {
+	h.once(&h.ending)
 	h.with(func() { h.state, h.stops = "", h.stops+1 })
 	return nil
 }
@@ -285,6 +300,52 @@ func TestMounts(t *testing.T) {
 			h.after(t, time.Minute, true)
 			if h.stops > 0 {
 				t.Errorf("it was stopped %d times", h.stops)
+			}
+		},
+		"a Mount that comes while the holders are looked for keeps it": func(t *testing.T, h *host, s *service) {
+			expect(t, s, "Mount", "1", "/mounted")
+			again := func() {
+				if got := call(s.ctx, s, "VolumeDriver.Mount", `{"Name": "data", "ID": "2"}`); got != "/mounted" {
+					t.Errorf("Mount: %q", got)
+				}
+			}
+			expect(t, s, "Unmount", "1", "")
+			h.with(func() { h.asked = again })
+			h.after(t, time.Minute, true)
+			if h.stops > 0 {
+				t.Errorf("it was stopped %d times", h.stops)
+			}
+		},
+		"a Mount that comes while it is stopped starts it again": func(t *testing.T, h *host, s *service) {
+			for what, end := range map[string]func(){
+				"Unmount": func() { expect(t, s, "Unmount", "1", "") },
+				"Remove": func() {
+					if err := s.remove(t.Context(), "data"); err != nil {
+						t.Errorf("Remove: %v", err)
+					}
+				},
+			} {
+				expect(t, s, "Mount", "1", "/mounted")
+				ended, came := false, make(chan struct{})
+				h.with(func() {
+					h.ending = func() {
+						go func() {
+							defer close(came)
+							_, _ = s.enter(s.ctx, "data", func(*record) {
+								if !ended {
+									t.Errorf("%s: a Mount counts while the workload is being stopped", what)
+								}
+							})
+						}()
+						time.Sleep(time.Second)
+						ended = true
+					}
+				})
+				end()
+				<-came
+				if got := call(t.Context(), s, "VolumeDriver.Create", `{"Name": "data"}`); got != "" {
+					t.Fatal(got)
+				}
 			}
 		},
 		"a holder keeps it, whatever the counts say": func(t *testing.T, h *host, s *service) {
