@@ -81,7 +81,7 @@ func TestAbstainsOverAChangeOfTerm(t *testing.T) {
 	})}
 	ended := make(chan struct{})
 	go func() { defer close(ended); n.catchUp(t.Context()) }()
-	check.Eventually(t, "the first leader is asked", func() bool { return firstAsked.Load() })
+	check.Eventually(t, "the first leader is asked", firstAsked.Load)
 
 	check.Eventually(t, "the next leader has the whole log, else it gets no vote", func() bool {
 		return next.LastIndex() == first.LastIndex()
