@@ -159,8 +159,8 @@ func TestBadProgramBesideTheOld(t *testing.T) {
 	} {
 		t.Run(trailer, func(t *testing.T) {
 			h, file, spec := twice(t, func(s *Spec) {
-				if trailer == "not ready" { // the others do not last until then
-					s.HealthTimeout = 5 * time.Second
+				if trailer == "not ready" || trailer == "steal" { // the others do not last until then
+					s.HealthTimeout = 8 * time.Second
 				}
 			})
 			first, err := h.Get("a")
@@ -223,8 +223,8 @@ func TestKillOfTheHostWithTwoProcesses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			// The next host tries the program that hangs once more.
 			h, file, spec := twice(t, func(s *Spec) {
-				if trailer == "not ready" { // the others do not last until then
-					s.HealthTimeout = 5 * time.Second
+				if trailer == "not ready" || trailer == "steal" { // the others do not last until then
+					s.HealthTimeout = 8 * time.Second
 				}
 			})
 			first, err := h.Get("a")
