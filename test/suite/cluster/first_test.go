@@ -75,3 +75,38 @@ func TestFirstServer(t *testing.T) {
 		c.Volume(s2, "new", "single-node-writer")
 	})
 }
+
+// TestClustersOfOne: three servers that were started alone, and meet, are three clusters. Every check of a cluster says
+// so, on each of them.
+func TestClustersOfOne(t *testing.T) {
+	t.Parallel()
+	c := testcluster.New(t, testcluster.Options{Servers: 1})
+	c.Add("server-2", true)
+	c.Add("server-3", true)
+	for _, h := range c.Hosts {
+		config, err := os.ReadFile(h.Path("agent.hcl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Write("agent.hcl", regexp.MustCompile(`(?m)^\s*retry_join.*$`).ReplaceAllString(string(config), ""))
+	}
+	launch(c.Hosts...)
+	checks := [][]string{{"status"}, {"server", "members"}, {"operator", "autopilot", "health"}, {"doctor"}}
+	for _, check := range checks {
+		c.Hosts[0].Run(check...)
+	}
+	for _, h := range c.Hosts[1:] {
+		c.Hosts[0].Run("server", "join", h.Net.Addr.String())
+	}
+	for _, h := range c.Hosts {
+		h.Eventually("it knows the others", func() error {
+			if rows := table(h.Try("server", "members").Stdout); len(rows) != 3 {
+				return fmt.Errorf("the members are %q", rows)
+			}
+			return nil
+		})
+		for _, check := range checks {
+			h.Refused(1, []string{"the pool holds 3 clusters", "server-1", "server-2", "server-3"}, check...)
+		}
+	}
+}

@@ -228,6 +228,17 @@ func OneCluster(members []*hostv1.Member) error {
 		" all but one, stop the agent and move the ledger out of data_dir", len(clusters), strings.Join(of, "; "))
 }
 
+func (p *Patient) oneCluster(ctx context.Context) []Finding {
+	resp, err := p.Client.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
+	if err != nil {
+		return unread(Fail, "the members cannot be listed", err, "pannier server members")
+	}
+	if err := OneCluster(resp.GetMembers()); err != nil {
+		return one(Fail, err.Error(), "pannier server members")
+	}
+	return or(nil, "%s in the pool", printable.Count(len(resp.GetMembers()), "agent"))
+}
+
 // peers: gossip goes by UDP, and by TCP to the same port; calls by TCP.
 func (p *Patient) peers(ctx context.Context) []Finding {
 	resp, err := p.Client.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
@@ -235,9 +246,6 @@ func (p *Patient) peers(ctx context.Context) []Finding {
 		return unread(Fail, "the members cannot be listed", err, "pannier server members")
 	}
 	var problems []Finding
-	if err := OneCluster(resp.GetMembers()); err != nil {
-		problems = one(Fail, err.Error(), "pannier server members")
-	}
 	reached := 0
 	gossips := map[string]string{} // those that TCP reaches
 	for _, m := range resp.GetMembers() {

@@ -46,6 +46,7 @@ var checks = []check{
 	{"journal and mounts", answering, (*Patient).leftovers},
 	{"binds of volumes", answering, (*Patient).binds},
 	{"releases", answering, (*Patient).releases},
+	{"one cluster", answering, (*Patient).oneCluster},
 	{"peers", answering | configured | clustered, (*Patient).peers},
 	{"quorum", answering | configured | clustered, (*Patient).quorum},
 	{"gossip keys", answering | configured | clustered, (*Patient).gossipKeys},
