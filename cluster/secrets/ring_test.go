@@ -83,6 +83,21 @@ func TestKeysFollowTheLedger(t *testing.T) {
 	}
 }
 
+// A key that was removed may be named again, such as by a ledger that was restored.
+func TestNamedKeyIsKept(t *testing.T) {
+	dir := t.TempDir()
+	s := openFiles(t, dir, false)
+	first, key := s.First(), NewKey()
+	check.NoError(t, s.Add(key))
+	use(t, s, key.ID(), []string{first, key.ID()}, []string{first})
+	if _, err := os.Stat(filepath.Join(dir, "secrets.key")); err != nil {
+		t.Error(err)
+	}
+	if _, has := s.Get(first); !has {
+		t.Error("it is forgotten")
+	}
+}
+
 // A cluster's server does not seal before the ledger names a key that it has.
 func TestServerOfAClusterWaitsForTheLedger(t *testing.T) {
 	dir := t.TempDir()

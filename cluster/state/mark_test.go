@@ -112,6 +112,19 @@ func TestMarkEndsWithTheDefinition(t *testing.T) {
 	}
 }
 
+// Nodes learn from the ledger alone that a volume has grown at its driver.
+func TestGrowthIsNotForgotten(t *testing.T) {
+	l := open(t)
+	v := volume("v", claim.MultiNodeMultiWriter)
+	v.Grown = true
+	l.must(&command.RegisterVolume{Volume: v})
+	v.Grown = false
+	l.must(&command.RegisterVolume{Volume: v})
+	if !l.volume("v").Grown {
+		t.Error("another registration has forgotten it")
+	}
+}
+
 func TestRestoringExcludesClaims(t *testing.T) {
 	l := open(t)
 	l.must(&command.RegisterVolume{Volume: volume("v", claim.MultiNodeMultiWriter)})

@@ -116,10 +116,10 @@ func TestAudit(t *testing.T) {
 // When the file is moved or removed, in any way, the next line goes to a new file, and no line is lost.
 func TestAuditIsRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
-	check.NoError(t, os.WriteFile(path, []byte("{}\n"), 0o644)) // of an earlier agent
+	check.NoError(t, os.WriteFile(path, []byte("{}\n"), 0o640)) //nolint:gosec // it is to be closed
 	h := openHost(t, func(c *parts) { c.AuditPath = path })
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("an audit log that everyone could read: %v, %v", info, err)
+		t.Errorf("an audit log that its group could read: %v, %v", info, err)
 	}
 	call := func(id string) {
 		t.Helper()

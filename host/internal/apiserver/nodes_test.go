@@ -204,3 +204,23 @@ func TestANodeThatIsHeardFromIsNotPurged(t *testing.T) {
 		t.Errorf("node %v", got)
 	}
 }
+
+// A node's status tells of the workloads and claims of those namespaces alone that its caller may see.
+func TestNodeIsFiltered(t *testing.T) {
+	h := openACLHost(t)
+	h.create(t, spec("v", inNamespace("shop")))
+	h.putNode(t, "n2")
+	_, err := cluster.Apply(h.ctx, h.ledger, command.Start(
+		claim.Run{Ref: claim.WorkloadRef{Namespace: "shop", ID: "w"}, Node: "n2"}, []claim.Claim{{
+			Volume: claim.VolumeRef{Namespace: "shop", ID: "v"}, Mode: claim.Write, AccessMode: claim.SingleNodeWriter,
+			AttachmentMode: claim.FileSystem,
+		}}))
+	check.NoError(t, err)
+	for namespace, sees := range map[string]int{"shop": 1, "dev": 0} {
+		client := h.as(t, namespace, `namespace "`+namespace+`" { policy = "read" }`+"\n"+`node { policy = "read" }`)
+		got := check.Must(client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"}))(t)
+		if len(got.GetWorkloads()) != sees || len(got.GetClaims()) != sees {
+			t.Errorf("who may read namespace %q sees %v", namespace, got)
+		}
+	}
+}

@@ -46,3 +46,20 @@ func TestFilesAreReadOnce(t *testing.T) {
 		t.Errorf("the checksum of a changed file is %s, %v, want %s", got, err, right)
 	}
 }
+
+func TestNewestCopiesAreKept(t *testing.T) {
+	r := Record{Served: "5", LastGood: "2", Pinned: "1"}
+	for _, sha := range []string{"1", "2", "3", "4", "5"} {
+		r.Kept = append(r.Kept, Copy{SHA256: sha})
+	}
+	for n, want := range map[int]string{5: "12345", 4: "1245", 3: "125", 0: "125"} {
+		one, kept := r, ""
+		one.KeepNewest(n)
+		for _, c := range one.Kept {
+			kept += c.SHA256
+		}
+		if kept != want {
+			t.Errorf("of %d: kept are %s, want %s", n, kept, want)
+		}
+	}
+}

@@ -192,3 +192,23 @@ func TestNodeWithoutAVersionIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// TestGrantIsOfOneRun: the leader's statement counts for the node and the run that it was made for.
+func TestGrantIsOfOneRun(t *testing.T) {
+	sealer, err := secrets.Open(filepath.Join(t.TempDir(), "key"))
+	must(t, err)
+	l := &Leader{Keys: sealer}
+	grant := l.grant("ann", "n1", ref("w"), "run-1")
+	if accessor, ok := l.granted(grant, "n1", ref("w"), "run-1"); !ok || accessor != "ann" {
+		t.Errorf("its own run: %q, %t", accessor, ok)
+	}
+	for what, ok := range map[string]func() (string, bool){
+		"another node":     func() (string, bool) { return l.granted(grant, "n2", ref("w"), "run-1") },
+		"another workload": func() (string, bool) { return l.granted(grant, "n1", ref("x"), "run-1") },
+		"another run":      func() (string, bool) { return l.granted(grant, "n1", ref("w"), "run-2") },
+	} {
+		if accessor, granted := ok(); granted || accessor != "" {
+			t.Errorf("%s is granted what %q was", what, accessor)
+		}
+	}
+}

@@ -88,6 +88,22 @@ func (p program) alive() bool {
 	return err == nil && !strings.Contains(string(stat), ") Z ") && !strings.Contains(string(stat), ") X ")
 }
 
+// A stop kills all that is in the mount namespace of a workload's process: an owner names none in a namespace that it
+// shares with others, unless that is the agent's, in which nothing is killed but the process.
+func TestOwnerNamesNoneInASharedNamespace(t *testing.T) {
+	const parent = "sleep 1000 & echo ready; wait"
+	for _, private := range []bool{false, true} {
+		owner := runScript(t, private, parent)
+		children := check.Must(os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", owner.pid())))(t)
+		child, err := strconv.Atoi(strings.TrimSpace(string(children)))
+		check.NoError(t, err)
+		i := &instance{rec: record{Owner: &process.Ref{PID: owner.pid()}}}
+		if err := i.mayName(child, owner.pid()); errors.Is(err, ErrNotOwner) != private || err != nil && !private {
+			t.Errorf("with an owner in a namespace of its own, %t: %v", private, err)
+		}
+	}
+}
+
 func TestTheOwnerEnds(t *testing.T) {
 	t.Run("while it runs", func(t *testing.T) {
 		h, owner := newHost(t), runScript(t, false, idle)

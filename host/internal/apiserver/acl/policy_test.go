@@ -333,3 +333,25 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestMatches(t *testing.T) {
+	for _, c := range []struct {
+		pattern, name string
+		want          bool
+	}{
+		{"web", "web", true},
+		{"web", "web-1", false},
+		{"web-*", "web-", true},
+		{"*-prod", "web-prod", true},
+		{"a*a", "a", false},
+		{"a*b*c", "a-b-c", true},
+		{"a*b*c", "a-c", false},
+		{"*b*b*", "b", false},
+		{"*b*b*", "abab", true},
+		{"*ab*ba*", "aba", false},
+	} {
+		if matches(c.pattern, c.name) != c.want {
+			t.Errorf("%q matches %q: %t", c.pattern, c.name, !c.want)
+		}
+	}
+}

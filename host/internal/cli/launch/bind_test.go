@@ -53,6 +53,11 @@ func TestDestinationsThatAUserHasPrepared(t *testing.T) {
 				return errors.Join(mkdirOf(dir+"/tmp", 0o1777, 0), mkdirOf(dir+"/tmp/data", 0o755, nobody))
 			}, "tmp/data", false, "everyone can write",
 		},
+		"root's directory in a user's sticky one": { // whoever owns that may rename what is in it
+			func(dir string) error {
+				return errors.Join(mkdirOf(dir+"/own", 0o1755, nobody), mkdirOf(dir+"/own/data", 0o755, 0))
+			}, "own/data", false, "user 65534 can write",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -236,3 +236,21 @@ func TestCancelledCallReturns(t *testing.T) {
 		}
 	})
 }
+
+// What is removed for a node that is gone is that node's, and not this one's.
+func TestForget(t *testing.T) {
+	p := newPlugin()
+	r, _ := build(p, []string{"default", "second"})
+	if err := r.Forget(t.Context(), "gone"); err != nil {
+		t.Fatal(err)
+	}
+	syncs, _, _, _ := p.seen()
+	for _, s := range syncs {
+		if s.Owner != (registration.Owner{Cluster: owner.Cluster, Node: "gone"}) || len(s.Instances) > 0 {
+			t.Errorf("Consul was made to have %+v", s)
+		}
+	}
+	if len(syncs) != 2 {
+		t.Errorf("%d Consuls were asked, want 2", len(syncs))
+	}
+}

@@ -93,6 +93,10 @@ func (p *plugin) Delete(ctx context.Context, _ storage.Driver, v storage.Volume)
 	return p.begin(ctx, "delete", v)
 }
 
+func (p *plugin) List(ctx context.Context, _ storage.Driver, _ storage.Page) (storage.ListResponse, error) {
+	return storage.ListResponse{}, p.begin(ctx, "list", storage.Volume{})
+}
+
 func (p *plugin) Expand(ctx context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse,
 	error,
 ) {

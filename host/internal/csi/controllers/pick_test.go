@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -257,9 +258,50 @@ func TestABoundNode(t *testing.T) {
 	if _, err := c.Create(t.Context(), other); err == nil || !strings.Contains(err.Error(), "bound to the namespaces") {
 		t.Errorf("no controller is left: %v", err)
 	}
-	if _, err := c.List(t.Context(), "d", storage.Page{}); err == nil {
-		t.Error("the volumes of all namespaces were listed")
+	for _, node := range []string{"n1", "n2"} {
+		m.set(node, func(d *claim.NodeDriver) { d.Controller = &claim.ControllerCapabilities{ListVolumes: true} })
 	}
+	if _, err := c.List(t.Context(), "d", storage.Page{}); err == nil || !strings.Contains(err.Error(), "bound to the namespaces") {
+		t.Errorf("the volumes of all namespaces were listed: %v", err)
+	}
+}
+
+// The ledger's refusal of an attach is final, whatever its code.
+func TestTheLedgersRefusalStands(t *testing.T) {
+	c, m := openMany("n1", "n2", "n3")
+	intended := 0
+	_, err := c.Attach(t.Context(), vol, writer, "n2", func(context.Context) error {
+		intended++
+		return status.Error(codes.Unavailable, "the ledger is away")
+	})
+	if status.Code(err) != codes.Unavailable || intended != 1 {
+		t.Errorf("after %d tries: %v", intended, err)
+	}
+	if got := m.asked(); got["n1"]+got["n2"]+got["n3"] > 0 {
+		t.Errorf("drivers were called: %v", got)
+	}
+}
+
+// A call that hangs, after its caller has given it up, holds its opposite up for a while, and not for ever.
+func TestTheOppositeOfACallThatHangsIsMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &plugin{entered: make(chan string), proceed: make(chan struct{})}
+		defer close(p.proceed)
+		c := open(p, driver("d"))
+		ctx, giveUp := context.WithCancel(t.Context())
+		given := make(chan error, 1)
+		go func() { _, err := c.Attach(ctx, vol, writer, "n1", begins); given <- err }()
+		<-p.entered
+		giveUp()
+		<-given
+		begun := time.Now()
+		ctx, giveUp = context.WithTimeout(t.Context(), time.Hour)
+		defer giveUp()
+		called, err := c.Detach(ctx, vol, "n1", "driver-n1", never)
+		if took := time.Since(begun); err != nil || !called || took != answerWithin {
+			t.Errorf("after %s: %t, %v", took, called, err)
+		}
+	})
 }
 
 func TestADriversAnswerStands(t *testing.T) {

@@ -23,3 +23,14 @@ func TestReportIsOfTheRun(t *testing.T) {
 		t.Error("another run")
 	}
 }
+
+func TestNewestReportsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	for n := range maxReports + 2 {
+		must(t, writeReport(dir, Report{BootID: "boot", Began: time.Unix(int64(n), 0)}))
+	}
+	all, err := Reports(dir)
+	if err != nil || len(all) != maxReports || all[0].Began.Unix() != 2 || all[maxReports-1].Began.Unix() != maxReports+1 {
+		t.Errorf("kept are %+v, %v", all, err)
+	}
+}

@@ -232,6 +232,22 @@ func TestOnlyALeaderAnswers(t *testing.T) {
 	}
 }
 
+// Of two heartbeats that are answered at once, the older one may be the last.
+func TestLateAnswerShortensNoPromise(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	l.put(t, "a")
+	h, _ := lead(t, l, quick)
+	_, err := h.Answer(t.Context(), "a", "boot")
+	check.NoError(t, err)
+	heard, until := h.Known("a")
+	term, changes, err := h.present("a")
+	check.NoError(t, err)
+	done, err := h.promise(term, "a", changes, heard.Add(-quick.HeartbeatTTL), claim.NodeReady)
+	if at, now := h.Known("a"); err != nil || !done || at != heard || now.Before(until) {
+		t.Errorf("heard at %v, and its claims are kept until %v instead of %v: %t, %v", at, now, until, done, err)
+	}
+}
+
 // A node that the ledger does not know gets the status down, and another boot of a node gets no answer while
 // the earlier one may use its claims. Nothing is promised to either of them.
 func TestNoPromiseToAnotherMachine(t *testing.T) {

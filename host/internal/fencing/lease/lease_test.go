@@ -41,6 +41,7 @@ type noted struct {
 	mu    sync.Mutex
 	state fence.State
 	fail  error
+	then  func() // called once, after a change
 }
 
 func (n *noted) State() fence.State {
@@ -51,11 +52,16 @@ func (n *noted) State() fence.State {
 
 func (n *noted) Update(_ context.Context, change func(fence.Change)) error {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.fail == nil {
+	err, then := n.fail, n.then
+	if err == nil {
 		n.state = n.state.With(change)
 	}
-	return n.fail
+	n.then = nil
+	n.mu.Unlock()
+	if then != nil {
+		then()
+	}
+	return err
 }
 
 func (n *noted) failing(err error) {
@@ -120,6 +126,17 @@ func TestNothingIsPublishedWithoutALease(t *testing.T) {
 	must(t, l.Release(t.Context(), data))
 	if s := f.State(); len(s.Mounts) != 0 {
 		t.Errorf("the fence still guards %+v", s)
+	}
+}
+
+// A process must not begin under a lease that ended while the fence was told of it.
+func TestALeaseEndsWhileTheFenceIsTold(t *testing.T) {
+	f := &noted{}
+	l := newLease(t, f)
+	must(t, l.Renew(t.Context(), boottime.Now(), long))
+	f.then = func() { must(t, l.Expire(t.Context(), "an operator said so")) }
+	if err := l.ProtectProcess(t.Context(), fence.Process{PID: 7, Workload: redis}); !errors.Is(err, ErrNoLease) {
+		t.Errorf("it may begin: %v", err)
 	}
 }
 

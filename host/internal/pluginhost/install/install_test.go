@@ -399,6 +399,11 @@ func TestRefused(t *testing.T) {
 		"it reports the version 1.8.0, and its file or its signature is of 1.0.0": func(t *testing.T, cfg *Config) {
 			signed(t, cfg, program(t, "good", "1.8.0"))
 		},
+		"it reports the version 1.1.0, and its file or its signature is of 1.0.0": func(t *testing.T, cfg *Config) {
+			data := program(t, "good", "1.1.0")
+			cfg.Source = t.TempDir()
+			files{"fixture": data, "fixture" + signing.SignatureEnd: a.sign(data, "fixture_v1.0.0")}.write(t, cfg.Source)
+		},
 		`it reports that it is the plugin "fixture"`: func(t *testing.T, cfg *Config) {
 			cfg.Source, cfg.Signing = t.TempDir(), signing.Policy{}
 			files{"other_v1.0.0": good}.write(t, cfg.Source)

@@ -42,4 +42,11 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	if bin, _, err := sup.store.Add(path, "plugin", i.binaries.admit); !errors.Is(err, signing.ErrSignature) {
 		t.Errorf("a copy of the changed file is made, %+v, %v", bin, err)
 	}
+	back := func(src, temp, kept, sha string) error { // the file is right again once it is copied
+		check.NoError(t, os.WriteFile(path, text, 0o700)) //nolint:gosec // it is a program
+		return i.binaries.admit(src, temp, kept, sha)
+	}
+	if bin, _, err := sup.store.Add(path, "plugin", back); !errors.Is(err, signing.ErrSignature) {
+		t.Errorf("a copy of what the file was is made, %+v, %v", bin, err)
+	}
 }

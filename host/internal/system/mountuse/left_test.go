@@ -180,6 +180,22 @@ func TestLeftOfADevice(t *testing.T) {
 	}
 }
 
+// A privileged container's /dev has all devices of the machine, and its memory: it was not given the volume's.
+func TestPrivilegedContainerHoldsNoDevice(t *testing.T) {
+	testbin.RequireRoot(t, "who holds a block device in another namespace")
+	v := Volume{Dir: tempDir(t)}
+	v.Path = filepath.Join(v.Dir, "volume")
+	image := filepath.Join(tempDir(t), "image")
+	check.NoError(t, os.WriteFile(v.Path, nil, 0o600))
+	check.NoError(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
+	device, _ := attach(t, image)
+	mount(t, device, v.Path, "", unix.MS_BIND)
+	inNamespace(t, "private", "cp -a $1 $2; umount $3; mount -t tmpfs dev /dev; cp -a $2/* /dev; mknod /dev/mem c 1 1", device, tempDir(t), v.Path)
+	if got := check.Must(Holders(v))(t); len(got) > 0 {
+		t.Errorf("it is held by %v", got)
+	}
+}
+
 // In this process's own namespace, what is older than the volume's mount is what the driver serves it from.
 func TestLeftInTheOwnNamespace(t *testing.T) {
 	testbin.RequireRoot(t, "what is left of a mount that was unmounted")

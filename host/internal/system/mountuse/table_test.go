@@ -66,3 +66,24 @@ func FuzzMountTable(f *testing.F) {
 		}
 	})
 }
+
+// Two folders of one file system, such as two volumes of one NFS export, have one device number.
+func TestSameMount(t *testing.T) {
+	was := Identity{Device: "0:51", FSType: "nfs4", Source: "server:/export", Root: "/vol"}
+	for name, c := range map[string]struct {
+		change func(i *Identity)
+		want   bool
+	}{
+		"the mount itself":        {func(*Identity) {}, true},
+		"mounted by another name": {func(i *Identity) { i.Source = "192.0.2.1:/export" }, true},
+		"another folder":          {func(i *Identity) { i.Root = "/volume" }, false},
+		"another file system":     {func(i *Identity) { i.Device = "0:52" }, false},
+		"another type":            {func(i *Identity) { i.FSType = "tmpfs" }, false},
+	} {
+		is := was
+		c.change(&is)
+		if was.Same(is) != c.want {
+			t.Errorf("%s: %+v", name, is)
+		}
+	}
+}

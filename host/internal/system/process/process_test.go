@@ -14,6 +14,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -204,6 +206,23 @@ func TestStopEndsTheGroup(t *testing.T) {
 	}
 	if err := p.Stop(t.Context()); err != nil {
 		t.Errorf("stop again: %v", err)
+	}
+}
+
+// A process that has got the PID of the one that was meant is left alone.
+func TestSignalOfALaterProcess(t *testing.T) {
+	p := mustStart(t, shell(t, "while :; do sleep 0.05; done"))
+	ref := p.Ref()
+	if err := Signal(ref.PID, ref.StartTime-1, unix.SIGKILL); err != nil {
+		t.Error(err)
+	}
+	// A signal that was sent would be there by now: this one comes after it.
+	if err := Signal(ref.PID, ref.StartTime, unix.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	waitDone(t, p)
+	if got := p.Exit(); got != "signal: terminated" {
+		t.Errorf("it ended by another signal than SIGTERM: %s", got)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/go-version"
+
 	"github.com/pannier/pannier/internal/trusted"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -38,4 +40,16 @@ func TestFind(t *testing.T) {
 	refused("", Policy{Required: true}, "it is not signed")
 	check.NoError(t, os.Chmod(path, 0o777))
 	refused("", Policy{}, "chmod")
+}
+
+// A signature of one version must not let another one run, neither an older nor a newer.
+func TestSignedName(t *testing.T) {
+	want := version.Must(version.NewVersion("1.2.0"))
+	for file, fits := range map[string]bool{
+		"sids_v1.2.0": true, "sids": true, "": true, "sids_v1.1.0": false, "sids_v1.3.0": false, "other_v1.2.0": false, "other": false,
+	} {
+		if _, err := names([]string{file}, "sids", want); (err == nil) != fits {
+			t.Errorf("%q: %v", file, err)
+		}
+	}
 }

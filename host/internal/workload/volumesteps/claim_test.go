@@ -20,3 +20,28 @@ func TestMountOptionsOfARequestOverrideTheVolumes(t *testing.T) {
 		}
 	}
 }
+
+// The claim that two requests for one volume share is for writing when one of them writes, whichever comes first.
+func TestRequestsShareAClaim(t *testing.T) {
+	request := func(mode claim.Mode) claim.Claim {
+		return claim.Claim{
+			Volume: claim.VolumeRef{Namespace: "default", ID: "mysql"}, Mode: mode, AccessMode: claim.SingleNodeWriter,
+			AttachmentMode: claim.FileSystem,
+		}
+	}
+	for _, c := range []struct{ first, second, want claim.Mode }{
+		{claim.Read, claim.Read, claim.Read},
+		{claim.Read, claim.Write, claim.Write},
+		{claim.Write, claim.Read, claim.Write},
+	} {
+		all, err := merge([]claim.Claim{request(c.first)}, request(c.second))
+		if err != nil || len(all) != 1 || all[0].Mode != c.want {
+			t.Errorf("to %s and to %s: %+v, %v", c.first, c.second, all, err)
+		}
+	}
+	device := request(claim.Read)
+	device.AttachmentMode = claim.BlockDevice
+	if all, err := merge([]claim.Claim{request(claim.Read)}, device); err == nil {
+		t.Errorf("as a file system and as a device: %+v", all)
+	}
+}

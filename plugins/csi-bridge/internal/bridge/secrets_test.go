@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
@@ -52,6 +53,17 @@ func TestSecretsAreNowhere(t *testing.T) {
 				t.Errorf("got %v\nwant %s", failed, want)
 			}
 		})
+	}
+}
+
+// An operator may have written a secret into the volume's parameters as well.
+func TestSecretThatIsInTheContextToo(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	v := f.volume()
+	v.Context = map[string]string{"url": "nfs://admin:" + secretValue + "@server"}
+	check.NoError(t, f.bridge.Stage(t.Context(), f.driver, storage.StageRequest{Volume: v, StagingPath: "/staging"}))
+	if log := f.log.String(); !strings.Contains(log, "nfs://admin:") || strings.Contains(log, "hunter2") {
+		t.Errorf("the log of the call is:\n%s", log)
 	}
 }
 

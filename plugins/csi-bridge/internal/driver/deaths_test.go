@@ -1,6 +1,10 @@
 package driver
 
-import "testing"
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
 
 // A driver that is restarted at once is connected to before its death is charged: that connection is no chance that
 // somebody has given it.
@@ -20,4 +24,23 @@ func TestDeathOfADriverThatIsUpAgain(t *testing.T) {
 	if times, _, _ := d.of(call); times != 0 {
 		t.Errorf("somebody has restarted the driver: %d deaths count, want 0", times)
 	}
+}
+
+// The refusal says for how long.
+func TestDeathIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, call := deaths{}, deadly{method: "/csi.v1.Controller/ListVolumes"}
+		d.connected()
+		for range maxDeaths {
+			d.charge(call, d.connection())
+		}
+		time.Sleep(deathsCount)
+		if times, _, _ := d.of(call); times != maxDeaths {
+			t.Errorf("after %s the driver died %d times in a row, want %d", deathsCount, times, maxDeaths)
+		}
+		time.Sleep(time.Second)
+		if times, _, _ := d.of(call); times != 0 {
+			t.Errorf("later the driver still died %d times in a row", times)
+		}
+	})
 }

@@ -50,6 +50,26 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestUncertain: what a driver gave up on, or never answered, it may have done.
+func TestUncertain(t *testing.T) {
+	for code, want := range map[codes.Code]bool{
+		codes.DeadlineExceeded: true, codes.Canceled: true,
+		codes.NotFound: false, codes.Aborted: false, codes.Internal: false,
+	} {
+		answered := &callError{method: StageVolume.method, status: status.New(code, "answered"), sent: true, answered: true}
+		r := &run{op: Op{RPC: StageVolume}, caller: t.Context(), attempts: 1}
+		_ = r.judge(answered)
+		if text := r.explain().Error(); strings.Contains(text, "the outcome is unknown") != want {
+			t.Errorf("the driver answered %s: %s", code, text)
+		}
+		lost := &callError{method: StageVolume.method, status: answered.status, sent: true}
+		unsent := &callError{method: StageVolume.method, status: answered.status}
+		if !lost.uncertain() || unsent.uncertain() {
+			t.Errorf("%s without an answer: sent %t, not sent %t", code, lost.uncertain(), unsent.uncertain())
+		}
+	}
+}
+
 // TestPrintable checks that trace output contains no secrets even without redaction.
 func TestPrintable(t *testing.T) {
 	capability := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{

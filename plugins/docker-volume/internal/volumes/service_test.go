@@ -32,11 +32,11 @@ type memory struct {
 	data map[string][]byte
 }
 
-func (m *memory) Get(_ context.Context, key string) ([]byte, bool, error) {
+func (m *memory) Get(ctx context.Context, key string) ([]byte, bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v, found := m.data[key]
-	return v, found, nil
+	return v, found, ctx.Err()
 }
 
 func (m *memory) Delete(_ context.Context, key string) error {
@@ -55,9 +55,12 @@ func (m *memory) List(context.Context, string) (keys []string, err error) {
 	return keys, nil
 }
 
-func (m *memory) CompareAndSwap(_ context.Context, key string, expected, value []byte) (bool, error) {
+func (m *memory) CompareAndSwap(ctx context.Context, key string, expected, value []byte) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if ctx.Err() != nil {
+		return false, ctx.Err()
+	}
 	if now, found := m.data[key]; found != (expected != nil) || !bytes.Equal(now, expected) {
 		return false, nil
 	}
@@ -74,6 +77,7 @@ type host struct {
 	state   string // of the workload
 	holders int
 	other   string // the workload that has the volume
+	frees   bool   // it is releasing it
 	stops   int
 	hang    bool // starts do not return
 	blind   bool // the state of workloads cannot be read
@@ -162,6 +166,9 @@ func (h *host) GetVolume(ctx context.Context, r *hostv1.GetVolumeRequest) (*host
 	v := &hostv1.Volume{}
 	if h.other != "" {
 		v.Claims = []*hostv1.Claim{{Workload: h.other, State: "taken"}}
+		if h.frees {
+			v.Claims[0].State = "unpublishing"
+		}
 	}
 	return &hostv1.GetVolumeResponse{Volume: v}, nil
 }
@@ -414,6 +421,22 @@ func TestMounts(t *testing.T) {
 			}()
 			expect(t, s, "Mount", "1", "/mounted")
 		},
+		"a volume that its earlier run is releasing": func(t *testing.T, h *host, s *service) {
+			h.with(func() { h.other, h.frees = "docker-volume.data.n1", true })
+			defer time.AfterFunc(10*time.Second, func() { h.with(func() { h.other = "" }) }).Stop()
+			expect(t, s, "Mount", "1", "/mounted")
+		},
+		"a volume that is created again": func(t *testing.T, _ *host, s *service) {
+			for opts, want := range map[string]string{
+				``: "", `"delete": "false"`: "", `"read_only": "true"`: "other options", `"delete": "true"`: "other options",
+				`"namespace": "other"`: "other options",
+			} {
+				got := call(t.Context(), s, "VolumeDriver.Create", `{"Name": "data", "Opts": {`+opts+`}}`)
+				if (got == "") != (want == "") || !strings.Contains(got, want) {
+					t.Errorf("with %s: %q", opts, got)
+				}
+			}
+		},
 		"a request without its body": func(t *testing.T, _ *host, s *service) {
 			if got := call(t.Context(), s, "VolumeDriver.Mount", ""); !strings.Contains(got, "run the command again") {
 				t.Errorf("got %q", got)
@@ -458,6 +481,17 @@ func TestMounts(t *testing.T) {
 				t.Error("its data is kept")
 			}
 		},
+		"an anonymous volume is removed without its data": func(t *testing.T, h *host, s *service) {
+			name := strings.Repeat("0a", 32)
+			for _, what := range []string{"Create", "Remove"} {
+				if got := call(t.Context(), s, "VolumeDriver."+what, `{"Name": "`+name+`", "Opts": {"delete": "true"}}`); got != "" {
+					t.Fatalf("%s: %s", what, got)
+				}
+			}
+			if h.deleted {
+				t.Error("its data is deleted")
+			}
+		},
 		"a release by another process": func(t *testing.T, h *host, s *service) {
 			_, err := s.store.update(t.Context(), "data", func(r *record) error { r.Releaser = &s.self; return nil })
 			check.NoError(t, err)
@@ -487,6 +521,19 @@ func TestMounts(t *testing.T) {
 				test(t, h, s)
 			})
 		})
+	}
+}
+
+// After a restart of the agent another process may have the PID of one that was stopping a workload.
+func TestLaterProcess(t *testing.T) {
+	own, err := self()
+	check.NoError(t, err)
+	if !own.lives() {
+		t.Error("this process does not live")
+	}
+	own.StartTime++
+	if own.lives() {
+		t.Error("a later process is taken for an earlier one")
 	}
 }
 

@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/consul/api"
+	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -247,4 +249,18 @@ func TestAgentWithoutXDS(t *testing.T) {
 	check.NoError(t, err)
 	r.proxy.Add(consul.Match{Path: "/v1/agent/self"}, consul.Status(http.StatusOK, string(self)))
 	r.fails(t.Context(), t, r.req, codes.FailedPrecondition, "does not serve xDS", "ports.grpc", "grpc_address")
+}
+
+// TestNoCA checks that no bootstrap is made that would send the token to a server that nothing verifies.
+func TestNoCA(t *testing.T) {
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"Roots": []}`))
+	}))
+	defer agent.Close()
+	g := New(hclog.NewNullLogger())
+	defer g.Close()
+	s, err := g.server(t.Context(), service.Consul{Name: "default", Address: agent.URL, GRPCAddress: "https://127.0.0.1:8503"}, "")
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "grpc_ca_file") {
+		t.Errorf("got %+v, %v", s, err)
+	}
 }

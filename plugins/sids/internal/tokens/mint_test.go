@@ -95,6 +95,32 @@ func TestMintTaken(t *testing.T) {
 	w.want(t, err, codes.AlreadyExists, strong.ID, "more than a service identity")
 }
 
+// TestIdentityAlone: whatever else a token grants is more than its service may do.
+func TestIdentityAlone(t *testing.T) {
+	web := func() *api.ACLToken {
+		return &api.ACLToken{Local: true, ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}}}
+	}
+	check.NoError(t, checkIdentity(web(), "web"))
+	for name, change := range map[string]func(k *api.ACLToken){
+		"a policy":           func(k *api.ACLToken) { k.Policies = []*api.ACLTokenPolicyLink{{Name: "p"}} },
+		"a role":             func(k *api.ACLToken) { k.Roles = []*api.ACLTokenRoleLink{{Name: "r"}} },
+		"a node's identity":  func(k *api.ACLToken) { k.NodeIdentities = []*api.ACLNodeIdentity{{NodeName: "n1"}} },
+		"a templated policy": func(k *api.ACLToken) { k.TemplatedPolicies = []*api.ACLTemplatedPolicy{{TemplateName: "builtin/dns"}} },
+		"a second service": func(k *api.ACLToken) {
+			k.ServiceIdentities = append(k.ServiceIdentities, &api.ACLServiceIdentity{ServiceName: "db"})
+		},
+		"another service":      func(k *api.ACLToken) { k.ServiceIdentities[0].ServiceName = "db" },
+		"all datacenters":      func(k *api.ACLToken) { k.Local = false },
+		"no identity any more": func(k *api.ACLToken) { k.ServiceIdentities = nil },
+	} {
+		token := web()
+		change(token)
+		if checkIdentity(token, "web") == nil {
+			t.Errorf("with %s it is accepted", name)
+		}
+	}
+}
+
 // TestMintLostAnswer cuts the connection after Consul has executed a request. The repeated call returns the
 // same token, or revokes the same one.
 func TestMintLostAnswer(t *testing.T) {

@@ -34,6 +34,16 @@ func TestDescribable(t *testing.T) {
 			t.Fatalf("%+v: got %t, want %t", s, got, want)
 		}
 	})
+	for _, name := range []string{"", "a[", "a]", "[a] ["} {
+		for n := range 5 {
+			all := []string{"c1", "n1", "default", "web-1", "web"}
+			all[n] = name
+			s := identity.Subject{Cluster: all[0], Node: all[1], Namespace: all[2], Workload: all[3], Service: all[4]}
+			if describable(s) {
+				t.Errorf("%q can be described", all)
+			}
+		}
+	}
 }
 
 // TestForeign checks that the description of a foreign token is not recognised as ours.
