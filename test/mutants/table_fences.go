@@ -147,4 +147,32 @@ var fences = []mutant{
 		new: "		maps.DeleteFunc(c.to.mounts, func(p string, _ Mount) bool { return p[:min(len(p), len(m.Path))] == m.Path })\n",
 		pkg: fencePkg, run: "^TestReleasedMount$",
 	},
+	{
+		name: "fence-kills-by-pid", promise: "the fence kills no later process that has got a workload's PID",
+		in: "host/internal/fencing/fence", decl: "workloads",
+		old: "ok && st.StartTime == p.StartTime",
+		new: "ok && st.PID == p.PID",
+		pkg: fencePkg, run: "^TestNamedProcessesAreKilled$",
+	},
+	{
+		name: "staged-before-published", promise: "the fence unmounts a staged volume only after what is published of it",
+		in: "host/internal/fencing/fence", decl: "actor.unmountAll",
+		old: "guard.Staging == staging && !held(guard) && (!staging || !a.published(sc, p))",
+		new: "guard.Staging == staging && !held(guard)",
+		pkg: fencePkg, run: "^TestHoldersAreKilledAtTheDeadline$",
+	},
+	{
+		name: "report-of-another-boot", promise: "the fence's act of an earlier boot is not given as the reason of a failure",
+		in: "host/internal/fencing/fence", decl: "Report.Hit",
+		old: "slices.Contains(r.Workloads, ref) && r.BootID == bootID && r.Deadline > started",
+		new: "slices.Contains(r.Workloads, ref) && r.Deadline > started",
+		pkg: fencePkg, run: "^TestReportIsOfTheRun$",
+	},
+	{
+		name: "newest-reports-dropped", promise: "the fence keeps its newest reports",
+		in: "host/internal/fencing/fence", decl: "writeReport",
+		old: "all = all[more:]",
+		new: "all = all[:maxReports]",
+		pkg: fencePkg, run: "^TestNewestReportsAreKept$",
+	},
 }

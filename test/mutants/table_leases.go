@@ -143,4 +143,32 @@ var leases = []mutant{
 		new: "	l.epoch = 1\n",
 		pkg: leasePkg, run: "^TestALeaseEndsByItself$",
 	},
+	{
+		name: "mount-after-the-lease", promise: "nothing is mounted under a lease that ended while the fence was told",
+		in: "host/internal/fencing/lease", decl: "Lease.guard",
+		old: "		return fmt.Errorf(\"tell the fence: %w\", err)\n	}\n	return l.Valid()\n",
+		new: "		return fmt.Errorf(\"tell the fence: %w\", err)\n	}\n	return nil\n",
+		pkg: leasePkg, run: "^TestALeaseEndsWhileTheFenceIsTold$",
+	},
+	{
+		name: "promise-shortened", promise: "an answer that comes late shortens no promise of a later one",
+		in: "host/internal/fencing/heartbeat", decl: "Tracker.promise",
+		old: "keepUntil := received.Add(claim.ReleaseAfter(term.promise)); status != claim.NodeDown &&\n		keepUntil.After(n.keepUntil)",
+		new: "keepUntil := received.Add(claim.ReleaseAfter(term.promise)); status != claim.NodeDown",
+		pkg: heartbeatPkg, run: "^TestLateAnswerShortensNoPromise$",
+	},
+	{
+		name: "datacenters-merge", promise: "agents of two datacenters do not join each other",
+		in: "cluster/discovery", decl: "merge.NotifyMerge",
+		old: "parsed.Datacenter != m.self.Datacenter",
+		new: "parsed.Datacenter == \"\"",
+		pkg: "./cluster/discovery", run: "^TestOthersAreKeptOut$",
+	},
+	{
+		name: "second-cluster-beside", promise: "a single host with a ledger that is told to join others forms no second cluster",
+		in: "host/internal/agent", decl: "member.checkLedger",
+		old: "m.cfg.Server.BootstrapExpect == 1 && len(m.cfg.RetryJoin) == 0",
+		new: "m.cfg.Server.BootstrapExpect == 1",
+		pkg: "./host/internal/agent", run: "^TestLedgerOfASingleHost$",
+	},
 }
