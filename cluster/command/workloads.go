@@ -28,8 +28,8 @@ type DeregisterVolume struct {
 	Returns[DeregisterVolumeResult]
 	Ref   claim.VolumeRef `json:"ref"`
 	Force bool            `json:"force,omitempty"`
-	// Deleted says that the driver has deleted the volume, which ends the act claim.Deleting.
-	Deleted bool `json:"deleted,omitempty"`
+	// Mark is the index of the volume's mark, which ends with this command: the driver has deleted the volume.
+	Mark uint64 `json:"mark,omitempty"`
 }
 
 // DeregisterVolumeResult answers DeregisterVolume. LeftBehind are claims that were deleted although they may still

@@ -86,8 +86,11 @@ func TestMarkExcludesClaims(t *testing.T) {
 	})
 	l.refused("a mark of what has changed", claim.ErrConflict, &command.TakeMark{Ref: ref("w"), IfModifyIndex: 1, Mark: deleting})
 
-	l.mark("w", deleting)
-	l.must(&command.DeregisterVolume{Ref: ref("w"), Deleted: true})
+	mark = l.mark("w", deleting)
+	again = l.mark("w", deleting)
+	l.refused("a deletion that another call has taken over", claim.ErrConflict,
+		&command.DeregisterVolume{Ref: ref("w"), Mark: mark.Index})
+	l.must(&command.DeregisterVolume{Ref: ref("w"), Mark: again.Index})
 	if marked := l.marks(); len(marked) > 0 {
 		t.Errorf("left are %+v", marked)
 	}
@@ -100,7 +103,6 @@ func TestMarkEndsWithTheDefinition(t *testing.T) {
 	mark := l.mark("v", claim.Mark{Act: claim.Expanding, CapacityMin: 7})
 	v.Capacity = 7
 	l.refused("by another call", claim.ErrConflict, &command.RegisterVolume{Volume: v, Mark: mark.Index + 1})
-	l.refused("by a delete that was none", claim.ErrMarked, &command.DeregisterVolume{Ref: ref("v"), Deleted: true})
 	l.must(&command.RegisterVolume{Volume: v, Mark: mark.Index})
 	if got := l.volume("v"); got.Mark != nil || got.Capacity != 7 {
 		t.Errorf("got %+v", got)

@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -94,4 +95,26 @@ func TestInterruptedDelete(t *testing.T) {
 	if len(h.fake.deleted) != 1 {
 		t.Errorf("deleted: %v", h.fake.deleted)
 	}
+}
+
+// A server that does not lead any more is late with a delete: the next leader has finished it, and another volume has
+// the name. It is not deregistered.
+func TestDeleteThatAnotherLeaderHasFinished(t *testing.T) {
+	h := openHost(t)
+	h.create(t, spec("mysql"))
+	h.fake.during = func(string) {
+		var v claim.Volume
+		check.NoError(t, h.ledger.ReadLatest(h.ctx, func(tx *state.ReadTx) (err error) {
+			v, err = tx.Volume(volumeOf("mysql"))
+			return err
+		}))
+		mark := check.Must(cluster.Apply(h.ctx, h.ledger, &command.TakeMark{
+			Ref: v.VolumeRef, IfModifyIndex: v.ModifyIndex, Mark: claim.Mark{Act: claim.Deleting},
+		}))(t)
+		check.Must(cluster.Apply(h.ctx, h.ledger, &command.DeregisterVolume{Ref: v.VolumeRef, Mark: mark.Index}))(t)
+		check.Must(cluster.Apply(h.ctx, h.ledger, &command.RegisterVolume{Volume: v}))(t)
+	}
+	_, err := h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "mysql"})
+	wantError(t, err, connect.CodeFailedPrecondition, "its mark of index", "was taken by another call")
+	check.NoError(t, h.claimOf("mysql"))
 }

@@ -32,15 +32,12 @@ func (h *Handler) newAct(ctx context.Context, v claim.Volume, mark claim.Mark) *
 	return &act{h: h, v: v, mark: mark}
 }
 
-// begin marks the volume, and fails while it is claimed. It is called when a controller is about to be asked, which may
-// be after another one did not answer.
+// begin marks the volume, and fails while it is claimed. It is called whenever a controller is about to be asked. If
+// another one did not answer, the mark is taken again: if this server does not lead any more, the act may have been
+// finished by the one that does, and what has the volume's name now be another volume.
 func (a *act) begin(ctx context.Context) (err error) {
-	if a.mark.Index != 0 {
-		a.mark.Repeated = true
-		return nil
-	}
 	mark, err := cluster.Apply(ctx, a.h.Ledger, &command.TakeMark{
-		Ref: a.v.VolumeRef, IfModifyIndex: a.v.ModifyIndex, Mark: a.mark,
+		Ref: a.v.VolumeRef, IfModifyIndex: max(a.v.ModifyIndex, a.mark.Index), Mark: a.mark,
 	})
 	if err == nil {
 		a.mark = mark

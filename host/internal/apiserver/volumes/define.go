@@ -375,7 +375,7 @@ func (h *Handler) DeleteVolume(ctx context.Context,
 	switch {
 	case errors.Is(err, claim.ErrVolumeNotFound) && call.CallerOf(ctx).Key != "":
 		// An earlier attempt of this call may have deleted it: the ledger then returns that attempt's result.
-		err = h.forgetDeleted(ctx, ref)
+		err = h.forgetDeleted(ctx, ref, 0)
 	case err == nil:
 		err = h.delete(ctx, v, req.GetSecrets())
 	}
@@ -389,7 +389,7 @@ func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string
 		return a.failed(ctx, err)
 	}
 	failpoint.Here("volume", "deleted")
-	if err := h.forgetDeleted(ctx, v.VolumeRef); err != nil {
+	if err := h.forgetDeleted(ctx, v.VolumeRef, a.mark.Index); err != nil {
 		return fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish",
 			v.VolumeRef, v.PluginID, err)
 	}
@@ -397,8 +397,8 @@ func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string
 	return nil
 }
 
-func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef) error {
-	_, err := cluster.Apply(ctx, h.Ledger, &command.DeregisterVolume{Ref: ref, Deleted: true})
+func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef, mark uint64) error {
+	_, err := cluster.Apply(ctx, h.Ledger, &command.DeregisterVolume{Ref: ref, Mark: mark})
 	return err
 }
 
