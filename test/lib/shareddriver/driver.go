@@ -25,6 +25,7 @@ type driver struct {
 
 	node     string
 	segments map[string]string
+	attaches bool
 	late     time.Duration // 0: it is as fast as it can be
 	store
 }
@@ -73,11 +74,13 @@ func (d *driver) ControllerGetCapabilities(context.Context,
 	*csi.ControllerGetCapabilitiesRequest,
 ) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
-	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
-		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
-		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
-		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
-	} {
+	types := []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+	}
+	if d.attaches {
+		types = append(types, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME)
+	}
+	for _, t := range types {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
 		})
@@ -256,7 +259,7 @@ func (d *driver) NodePublishVolume(_ context.Context,
 	if err != nil {
 		return nil, internal(err)
 	}
-	if !slices.Contains(nodes, d.node) {
+	if d.attaches && !slices.Contains(nodes, d.node) {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is not attached to this node, %s", req.GetVolumeId(),
 			d.node)
 	}

@@ -38,6 +38,7 @@ func run(ctx context.Context, args []string) error {
 	dir := flags.String("dir", "", "the directory that all hosts see")
 	segments := flags.String("topology", "", "where this node is, such as rack=R1,zone=Z1")
 	part := flags.String("part", "", "serve node or controller alone; it declares a controller in either case, like many drivers")
+	attach := flags.Bool("attach", true, "volumes have to be attached to a node")
 	late := flags.Duration("late", 0, "how long a call that unpublishes, detaches or deletes may take at most, at random")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -46,7 +47,7 @@ func run(ctx context.Context, args []string) error {
 	if !unix || *node == "" || *dir == "" {
 		return errors.New("-endpoint unix:///path, -node-id and -dir are needed")
 	}
-	d := &driver{node: *node, late: *late, store: store{dir: *dir}}
+	d := &driver{node: *node, attaches: *attach, late: *late, store: store{dir: *dir}}
 	if *segments != "" {
 		d.segments = map[string]string{}
 		for _, one := range strings.Split(*segments, ",") {

@@ -48,14 +48,16 @@ const nothing outcome = ""
 
 // of maps the error of a failed call to an outcome.
 func of(err error) outcome {
+	says := func(text string) bool { return strings.Contains(err.Error(), text) }
 	switch code := connect.CodeOf(err); {
 	case errors.As(err, new(*api.UnreachableError)),
-		code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), "takes no workloads"), // it is drained
-		code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), ": it is being "):     // deleted or restored
+		code == connect.CodeFailedPrecondition && (says("takes no workloads") || // the node is drained
+			says("is being deleted") || says("while a snapshot replaces the ledger")),
+		code == connect.CodeNotFound && says(`volume block "v"`): // the node does not know it, and the ledger may
 		return nothing
-	case code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), ": held by "):
+	case code == connect.CodeFailedPrecondition && says(": held by "):
 		return refused
-	case code == connect.CodeNotFound && strings.Contains(err.Error(), "volume not found"):
+	case code == connect.CodeNotFound && says("is not registered"):
 		return absent
 	default:
 		return unknown

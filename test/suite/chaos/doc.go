@@ -2,7 +2,8 @@
 // fails, and checks that the ledger answers as if it did one thing at a time and that no
 // single-writer volume ever has two writers.
 //
-// A run has 3 or 5 servers and 2 nodes. Each server has timeouts of its own, drawn anew: a lease of 1.2 to 1.8 s, and
+// A run has 3 or 5 servers and 2 nodes. With two seeds of five the volumes are not attached: then no driver refuses a
+// second node. Each server has timeouts of its own, drawn anew: a lease of 1.2 to 1.8 s, and
 // often the smallest margin after it that an agent admits. A seed makes the plan of faults:
 //
 //   - of the network: the leader, a minority or a node is partitioned, or a node from the servers only; one-way

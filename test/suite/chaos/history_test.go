@@ -24,7 +24,10 @@ const late = 10 * time.Second
 func (l *load) histories(lost map[string][]time.Time) map[string]*history {
 	all := map[string]*history{}
 	for _, v := range l.volumes {
-		all[v.id] = &history{lives: map[string]life{}}
+		all[v.id] = &history{lives: map[string]life{}, forced: map[string]bool{}}
+		for _, word := range l.vouched {
+			all[v.id].forced[word.node] = true
+		}
 	}
 	for id, ops := range l.ops {
 		all[id].ops = slices.Clone(ops)

@@ -43,6 +43,11 @@ type shown struct {
 	claims []held
 }
 
+// on is the node that has a workload's claim.
+func (s shown) on(workload string) string {
+	return s.claims[slices.IndexFunc(s.claims, func(h held) bool { return h.workload == workload })].node
+}
+
 // held is one claim. A leaving claim may be gone already: no operation reports when that happens.
 type held struct {
 	workload, node string
@@ -133,6 +138,8 @@ type history struct {
 	// ins and outs are the call times of unanswered registers and deregisters, sorted: each took
 	// effect once after its call, or never.
 	ins, outs []int64
+	// forced are the nodes whose claims an operator released by force: an unanswered start there may claim once more.
+	forced map[string]bool
 }
 
 // ledger is the model of a volume in a ledger that executes one operation at a time.
@@ -282,7 +289,7 @@ func (h *history) held(v volume, such func(held) bool) (all []volume) {
 
 // done applies an unanswered start.
 func (h *history) done(v volume, l life) (_ volume, ok bool) {
-	if !l.unanswered || !v.registered || slices.Contains(v.done, l.workload) {
+	if !l.unanswered || !v.registered || v.find(l.workload) >= 0 || slices.Contains(v.done, l.workload) && !h.forced[l.node] {
 		return v, false
 	}
 	if v, ok = h.without(v, excluding(l.start)); !ok {
@@ -291,8 +298,10 @@ func (h *history) done(v volume, l life) (_ volume, ok bool) {
 	if v = h.pass(v, l.started); v.now > l.over {
 		return v, false
 	}
-	v.done = append(slices.Clone(v.done), l.workload)
-	slices.Sort(v.done)
+	if !slices.Contains(v.done, l.workload) {
+		v.done = append(slices.Clone(v.done), l.workload)
+		slices.Sort(v.done)
+	}
 	return v.with(l.start), true
 }
 

@@ -36,7 +36,7 @@ func readDone(path string) (all []did, err error) {
 	return all, nil
 }
 
-// fenced is what a host's fence unmounted, and when it had finished.
+// fenced is what a host's fence, or a writer, unmounted, and when it had finished.
 type fenced struct {
 	Done      int64    `json:"done"`
 	Unmounted []string `json:"unmounted"`

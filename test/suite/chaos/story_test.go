@@ -53,7 +53,7 @@ func tell(t *testing.T, seed uint64, lasts time.Duration, again string) (owners 
 	s := &story{
 		t: t, keep: folder(t, seed), again: again, letGo: letGo,
 		c: testcluster.New(t, testcluster.Options{
-			Servers: servers, Nodes: 2, Seed: seed, DriverArgs: []string{"-late", "700ms"},
+			Servers: servers, Nodes: 2, Seed: seed, DriverArgs: []string{"-late", "700ms", fmt.Sprintf("-attach=%t", seed%5 < 3)},
 			ServerConfigOf: func(name string) string { return timeouts[name] },
 		}),
 	}
@@ -214,7 +214,7 @@ func (s *story) onlyOneWriter() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	var fences []fenced
+	fences := s.load.writers.unmounted
 	for _, h := range s.c.Hosts {
 		f, err := readFenced(h.Path("data/fence/fenced.json"))
 		if err != nil {

@@ -125,6 +125,13 @@ func (l *load) released(node string, asked, over time.Time) {
 	}
 }
 
+// forced reports whether an operator has vouched for a node. A start that was under way there may claim once more.
+func (l *load) forced(node string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.vouched, func(v vouch) bool { return v.node == node })
+}
+
 // vouch is an operator's word that nothing runs on a node: its writers are dead.
 func (l *load) vouch(node string) {
 	for _, v := range l.volumes {

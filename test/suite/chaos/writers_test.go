@@ -91,8 +91,9 @@ func write(path, who string) error {
 
 // writers are the running writer processes.
 type writers struct {
-	mu  sync.Mutex
-	all map[*writer]bool
+	mu        sync.Mutex
+	all       map[*writer]bool
+	unmounted []fenced // by themselves
 }
 
 type writer struct {
@@ -121,8 +122,10 @@ func (w *writers) start(r *run, path, way string) (*writer, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	if n, _ := stdout.Read(make([]byte, 1)); n > 0 && way == lazily {
-		_ = unix.Unmount(path, unix.MNT_DETACH) // the fence may have done so
+	if n, _ := stdout.Read(make([]byte, 1)); n > 0 && way == lazily && unix.Unmount(path, unix.MNT_DETACH) == nil {
+		w.mu.Lock()
+		w.unmounted = append(w.unmounted, fenced{Done: boottime(), Unmounted: []string{path}})
+		w.mu.Unlock()
 	}
 	one := &writer{volume: r.volume.id, node: r.on.name, cmd: cmd, stdin: stdin, ended: make(chan struct{})}
 	go func() {
