@@ -18,17 +18,18 @@
 //   - servers are added and removed, nodes drained, and drivers take up to 1.4 s to unpublish and to detach, and up to
 //     0.7 s to delete.
 //
-// Meanwhile clients at all agents start and stop workloads on volumes of four access modes, read,
-// detach, deregister and register. Another deletes and creates volumes. With every fourth seed one restores the ledger: it saves it while nobody
-// has a volume, and claims are granted during the upload. A workload that writes has a process that appends lines to a
-// file of the volume until its client or the fence ends it. A taker hammers the very volume of each node
-// that has a fault, is drained, or is stopping what uses the volume, from another node, and what is being deleted. Afterwards:
+// Meanwhile clients at all agents start and stop workloads on volumes of four access modes, read, detach, deregister
+// and register. Another deletes and creates volumes. With every fourth seed one restores the ledger: it saves it
+// while nobody has a volume, and claims are granted during the upload. A workload that writes has a process that
+// appends lines to a file of the volume until its client or the fence ends it. A taker hammers the very volume of
+// each node that has a fault, is drained, or is stopping what uses the volume, from another node, and what is being
+// deleted. Afterwards:
 //
 //   - each volume's history is linearizable (porcupine): claims granted and refused, releases,
 //     reads, register and deregister. An operation without an answer may have happened at any time or not
 //     at all. A claim may vanish by itself only from when its node's log says that the lease was over.
-//   - no two nodes had a single-node volume mounted at the same time, and no volume was deleted while it was mounted, by
-//     the drivers' records.
+//   - no two nodes had a single-node volume mounted at the same time, and no volume was deleted while it was mounted,
+//     by the drivers' records.
 //   - in no single-writer volume are lines of two workloads interleaved, and no node wrote
 //     after another had published it.
 //   - later claims have higher fencing tokens, every stop ended, and nothing is claimed,

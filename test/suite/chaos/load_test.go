@@ -386,10 +386,10 @@ func (l *load) removing(v *target) {
 }
 
 // again makes a volume known again, by a call that is repeated until it succeeds.
-func (l *load) again(ctx context.Context, v *target, make func() outcome) {
+func (l *load) again(ctx context.Context, v *target, do func() outcome) {
 	for ctx.Err() == nil {
 		call := time.Now()
-		out := make()
+		out := do()
 		l.noteChange(v, register{}, out, call)
 		if out == done {
 			return

@@ -289,7 +289,8 @@ func (h *history) held(v volume, such func(held) bool) (all []volume) {
 
 // done applies an unanswered start.
 func (h *history) done(v volume, l life) (_ volume, ok bool) {
-	if !l.unanswered || !v.registered || v.find(l.workload) >= 0 || slices.Contains(v.done, l.workload) && !h.forced[l.node] {
+	if !l.unanswered || !v.registered || v.find(l.workload) >= 0 ||
+		slices.Contains(v.done, l.workload) && !h.forced[l.node] {
 		return v, false
 	}
 	if v, ok = h.without(v, excluding(l.start)); !ok {

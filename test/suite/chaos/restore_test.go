@@ -44,12 +44,17 @@ func (l *load) restore(ctx context.Context, over <-chan struct{}, seed uint64, c
 }
 
 // replace saves the ledger while nobody has a volume, and restores it by an upload that takes a while, during which
-// workloads start again. So a restore that succeeds changes nothing: a claim that was granted meanwhile has to refuse it.
+// workloads start again. So a restore that succeeds changes nothing: a claim that was granted meanwhile has to refuse
+// it.
 func (l *load) replace(ctx context.Context, s site, takes time.Duration) {
 	for _, v := range l.volumes {
 		v.changes.Lock()
-		defer v.changes.Unlock()
 	}
+	defer func() {
+		for _, v := range l.volumes {
+			v.changes.Unlock()
+		}
+	}()
 	resume := l.quieten()
 	defer resume()
 	if !l.unused(ctx, s) {

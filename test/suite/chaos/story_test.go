@@ -92,7 +92,8 @@ func (s *story) prepare() {
 	l := &load{
 		writers: &writers{all: map[*writer]bool{}}, began: time.Now(), letGo: s.letGo,
 		slots: make(chan struct{}, mostRuns), takers: make(chan struct{}, mostTakers), live: map[*run]bool{},
-		aimed: map[string]int{}, quiet: make(chan struct{}), ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{},
+		aimed: map[string]int{}, quiet: make(chan struct{}), ops: map[string][]porcupine.Operation{},
+		tokens: map[string]uint64{},
 	}
 	s.load = l
 	for _, h := range s.c.Hosts {

@@ -57,8 +57,8 @@ func (l *load) prey(chance *rand.Rand) (v *target, node string) {
 // exclusive reports whether another node has to wait for the volume.
 func (v *target) exclusive() bool { return v.access != "multi-node-reader-only" }
 
-// take hammers the very volume of a node that is cut off, drained or stopping, or one that is being deleted: it starts a workload that writes on
-// another node, again and again, until it gets the volume.
+// take hammers the very volume of a node that is cut off, drained or stopping, or one that is being deleted: it
+// starts a workload that writes on another node, again and again, until it gets the volume.
 func (l *load) take(ctx context.Context, over <-chan struct{}, seed uint64, client int) {
 	chance := rand.New(rand.NewPCG(seed, uint64(client)))
 	for n := 0; ; n++ {
