@@ -312,11 +312,18 @@ var ledger = []mutant{
 		pkg: statePkg, run: "^TestRestoringExcludesClaims$",
 	},
 	{
-		name: "deleted-while-expanded", promise: "a volume is not deregistered by a delete while another act works on it",
-		in: "cluster/state", decl: "volumeWrites.DeregisterVolume",
-		old: "(!c.Deleted || v.Mark.Act != claim.Deleting)",
-		new: "!c.Deleted",
-		pkg: statePkg, run: "^TestMarkEndsWithTheDefinition$",
+		name: "late-delete-deregisters", promise: "a delete that is late does not deregister what has the volume's name since",
+		in: "cluster/claim", decl: "Volume.CheckMark",
+		old: "	case index != 0 && (v.Mark == nil || v.Mark.Index != index):\n",
+		new: "	case index != 0 && v.Mark != nil && v.Mark.Index != index:\n",
+		pkg: "./host/internal/apiserver", run: "^TestDeleteThatAnotherLeaderHasFinished$",
+	},
+	{
+		name: "earlier-delete-deregisters", promise: "a volume is not deregistered by a delete while a later call works on it",
+		in: "cluster/claim", decl: "Volume.CheckMark",
+		old: "	case index != 0 && (v.Mark == nil || v.Mark.Index != index):\n",
+		new: "	case index != 0 && v.Mark == nil:\n",
+		pkg: statePkg, run: "^TestMarkExcludesClaims$",
 	},
 	{
 		name: "growth-forgotten", promise: "a volume that has grown is grown on its nodes too, also if it was registered again since",
