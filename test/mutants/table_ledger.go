@@ -312,6 +312,13 @@ var ledger = []mutant{
 		pkg: statePkg, run: "^TestRestoringExcludesClaims$",
 	},
 	{
+		name: "asked-under-an-old-mark", promise: "a server that was deposed asks no further controller to delete a volume",
+		in: "host/internal/apiserver/volumes", decl: "act.begin",
+		old: "	mark, err := cluster.Apply(",
+		new: "	if a.mark.Index != 0 {\n		a.mark.Repeated = true\n		return nil\n	}\n	mark, err := cluster.Apply(",
+		pkg: "./host/internal/apiserver/volumes", run: "^TestAnActTakesItsMarkBeforeEachCall$",
+	},
+	{
 		name: "late-delete-deregisters", promise: "a delete that is late does not deregister what has the volume's name since",
 		in: "cluster/claim", decl: "Volume.CheckMark",
 		old: "	case index != 0 && (v.Mark == nil || v.Mark.Index != index):\n",
