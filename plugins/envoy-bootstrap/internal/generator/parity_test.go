@@ -17,14 +17,14 @@ import (
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/envoy"
 )
 
 // TestParity generates the bootstrap of every row with our code and with Consul's own command. They may
 // differ only as listed in the table of differences, and every entry of that table must be needed by a row.
 func TestParity(t *testing.T) {
 	used := map[string][]string{} // the rows that need a difference
-	names := map[string]bool{}
-	rows := 0
+	made := map[string][]byte{}   // our bootstraps by row
 	for _, on := range []struct {
 		name string
 		opts consul.Options
@@ -36,14 +36,12 @@ func TestParity(t *testing.T) {
 		t.Run(on.name, func(t *testing.T) {
 			c := consul.Start(t, on.opts)
 			for _, r := range on.rows {
-				rows++
-				names[r.name] = true
-				t.Run(r.name, func(t *testing.T) { r.compare(t, c, used) })
+				t.Run(r.name, func(t *testing.T) { made[r.name] = r.compare(t, c, used) })
 			}
 		})
 	}
-	if rows < 40 {
-		t.Errorf("%d rows, want 40 or more", rows)
+	if len(made) < 40 {
+		t.Errorf("%d rows, want 40 or more", len(made))
 	}
 	if !t.Failed() {
 		for _, d := range differences {
@@ -51,8 +49,19 @@ func TestParity(t *testing.T) {
 				t.Errorf("no row needs the difference %q", d.name)
 			}
 		}
-		checkCases(t, names, used)
+		checkCases(t, made, used)
 	}
+	t.Run("envoy", func(t *testing.T) {
+		program := envoy.Program(t, "bootstraps are loaded by Envoy")
+		for name, text := range made {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				if err := envoy.Validate(t, program, text); err != nil {
+					t.Errorf("%v\n%s", err, text)
+				}
+			})
+		}
+	})
 }
 
 // row is one configuration, used for both sides.
@@ -76,7 +85,8 @@ type row struct {
 	ready bootstrap.Bind
 }
 
-func (r row) compare(t *testing.T, c *consul.Cluster, used map[string][]string) {
+// compare returns our bootstrap of the row.
+func (r row) compare(t *testing.T, c *consul.Cluster, used map[string][]string) (ours []byte) {
 	for name, value := range r.env {
 		t.Setenv(name, value)
 	}
@@ -116,6 +126,7 @@ func (r row) compare(t *testing.T, c *consul.Cluster, used map[string][]string) 
 		}
 		t.Errorf("%s\nConsul: %v\nours:   %v", d.path, d.theirs, d.ours)
 	}
+	return ours
 }
 
 // command returns the output of Consul's own command.

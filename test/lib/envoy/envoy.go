@@ -1,0 +1,46 @@
+// Package envoy gives tests a real Envoy: the program that tools/envoy puts into the cache.
+package envoy
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/test/lib/testbin"
+)
+
+// Program returns the path of Envoy's program, or skips the test where it cannot be had.
+func Program(t testing.TB, notCovered string) string {
+	t.Helper()
+	testbin.CacheDir(t)
+	cmd := exec.Command(filepath.Join(testbin.Root(), "tools", "envoy"))
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 3 {
+		t.Skipf("%s; not covered: %s", strings.TrimSpace(stderr.String()), notCovered)
+	}
+	if err != nil {
+		t.Fatalf("tools/envoy: %v\n%s", err, stderr.String())
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// Validate loads a bootstrap as Envoy does at its start, without listeners. It returns what Envoy reports, where that
+// is a refusal or about something deprecated.
+func Validate(t testing.TB, program string, bootstrap []byte) error {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "bootstrap.json")
+	if err := os.WriteFile(path, bootstrap, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(program, "--mode", "validate", "-c", path, "--log-level", "warn", "--concurrency", "1").CombinedOutput()
+	if err != nil || strings.Contains(string(out), "deprecated") {
+		return fmt.Errorf("envoy --mode validate: %w\n%s", err, out)
+	}
+	return nil
+}
