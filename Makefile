@@ -114,7 +114,7 @@ ALONE    := $(CLUSTERS) examples/plugins plugins/csi-bridge
 LONGEST := test/suite/e2e test/suite/crash
 
 .PHONY: test
-test: hostpath consul node-plugin python-plugin ## Run all tests (root, for those of mounts)
+test: hostpath consul envoy node-plugin python-plugin ## Run all tests (root, for those of mounts)
 	$(GO_TEST) $(AT_ONCE) $(LONGEST:%=./%) $$(go list $(PACKAGES) | grep -v -F -x $(ALONE:%=-e github.com/pannier/pannier/%))
 	$(GO_TEST) -p 2 $(ALONE:%=./%)
 
@@ -144,7 +144,7 @@ race: GO_TEST += -race -timeout 30m
 race: test ## Run all tests with the race detector
 
 .PHONY: e2e
-e2e: hostpath consul ## Run the end-to-end tests only (root)
+e2e: hostpath consul envoy ## Run the end-to-end tests only (root)
 	$(GO_TEST) $(AT_ONCE) ./test/suite/e2e/...
 
 .PHONY: crash
@@ -164,7 +164,7 @@ chaos: ## Let everything go wrong in clusters of real agents, for DURATION (10m)
 
 .PHONY: mutants
 mutants: ONLY =
-mutants: hostpath consul ## Plant bugs, one at a time, and check that the test of the broken promise fails (root; ONLY=REGEXP)
+mutants: hostpath consul envoy ## Plant bugs, one at a time, and check that the test of the broken promise fails (root; ONLY=REGEXP)
 	@go run ./test/mutants -run '$(ONLY)'
 
 .PHONY: attacks
@@ -192,6 +192,10 @@ hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin, 
 .PHONY: consul
 consul: ## Build the Consul of the tests into the cache (about four minutes, once)
 	@tools/tool consul >/dev/null
+
+.PHONY: envoy
+envoy: ## Get the Envoy of the tests into the cache, where there is a Python with pip and a network
+	@tools/envoy >/dev/null || { code=$$?; ((code == 3)) || exit $$code; }
 
 .PHONY: node-plugin
 node-plugin: ## Build the example plugin in JavaScript into the cache, where there is node

@@ -55,6 +55,13 @@ func newAuthority(t testing.TB, dir string) *authority {
 	return a
 }
 
+// Certificates writes an authority into dir, and a server's certificate of it with its key.
+func Certificates(t testing.TB, dir string) (caFile, certFile, keyFile string) {
+	t.Helper()
+	a := newAuthority(t, dir)
+	return a.caFile, a.certFile, a.keyFile
+}
+
 // clientTLS trusts the authority and has its certificate.
 func (a *authority) clientTLS(t testing.TB) *tls.Config {
 	t.Helper()

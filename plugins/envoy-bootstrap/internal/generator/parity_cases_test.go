@@ -88,8 +88,9 @@ func checkCases(t *testing.T, rows map[string][]byte, used map[string][]string) 
 // nodeName is that of the Consul agent under test.
 const nodeName = "server-0"
 
-// flagRows have flags of the command for which Pannier has keys, and other ways of its input.
-func flagRows() []row {
+// flagRows have flags of the command for which Pannier has keys, and other ways of its input. The listener for
+// Prometheus serves with certificates in a directory.
+func flagRows(t *testing.T, dir string) []row {
 	web := func(config map[string]any) *api.AgentServiceRegistration {
 		return sidecar("web-1-sidecar-proxy", config)
 	}
@@ -101,20 +102,21 @@ func flagRows() []row {
 	}
 	backend := map[string]any{"envoy_prometheus_backend_port": 20100, "envoy_prometheus_scrape_path": "/scrape"}
 	backendFlags := []string{"-prometheus-backend-port", "20100", "-prometheus-scrape-path", "/scrape"}
-	const cert, key, directory = "testdata/ca.pem", "testdata/ca.pem", "testdata/cas"
+	file, cert, key := consul.Certificates(t, dir)
+	const directory = "testdata/cas"
 	pair := []string{"-prometheus-cert-file", cert, "-prometheus-key-file", key}
-	tls := func(ca, flag string, more map[string]any) (map[string]any, []string) {
+	tls := func(caKey, flag, ca string, more map[string]any) (map[string]any, []string) {
 		own := map[string]any{
-			ca: directory, "envoy_prometheus_cert_file": cert, "envoy_prometheus_key_file": key,
+			caKey: ca, "envoy_prometheus_cert_file": cert, "envoy_prometheus_key_file": key,
 		}
 		for k, v := range more {
 			own[k] = v
 		}
-		return own, append([]string{flag, directory}, pair...)
+		return own, append([]string{flag, ca}, pair...)
 	}
-	byFile, fileFlags := tls("envoy_prometheus_ca_file", "-prometheus-ca-file", backend)
-	byDirectory, directoryFlags := tls("envoy_prometheus_ca_path", "-prometheus-ca-path", backend)
-	ownTLS, ownFlags := tls("envoy_prometheus_ca_file", "-prometheus-ca-file", nil)
+	byFile, fileFlags := tls("envoy_prometheus_ca_file", "-prometheus-ca-file", file, backend)
+	byDirectory, directoryFlags := tls("envoy_prometheus_ca_path", "-prometheus-ca-path", directory, backend)
+	ownTLS, ownFlags := tls("envoy_prometheus_ca_file", "-prometheus-ca-file", file, nil)
 	inTemplate := named("prometheus with TLS in a template", flags(byFile, append(fileFlags, backendFlags...)...))
 	inTemplate.service = web(map[string]any{
 		"envoy_prometheus_bind_addr": "0.0.0.0:9102", "envoy_stats_bind_addr": "0.0.0.0:9103",

@@ -29,9 +29,11 @@ const (
     "name": "envoy.filters.network.http_connection_manager",
     "typedConfig": {
       "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-      "http_filters": [{"name": "envoy.filters.http.router"}],
-      "route_config": {"name": "self_admin_route", "virtual_hosts": [{"name": "self_admin", "domains": ["*"], "routes": [
-        {"match": {"path": "/"}, "route": {"cluster": "local-service-cluster"}}
+      "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+      }}],
+      "route_config": {"name": "self_admin_route", "validate_clusters": false, "virtual_hosts": [{"name": "self_admin", "domains": ["*"], "routes": [
+        {"match": {"path": "/"}, "route": {"cluster": "local_app"}}
       ]}]},
       "stat_prefix": "envoy_mtls_bypass",
       "tracing": {"random_sampling": {}}
@@ -56,13 +58,14 @@ const (
 	bareTemplate = `{
   "admin": {"address": {"socket_address": {"address": "{{ .AdminBindAddress }}", "port_value": {{ .AdminBindPort }}}}},
   "node": {"id": "{{ .ProxyID }}", "cluster": "custom-{{ .ProxyCluster }}"},
+  "static_resources": {"clusters": [{"name": "{{ .LocalAgentClusterName }}", "connect_timeout": "1s"}]},
   "dynamic_resources": {"ads_config": {"api_type": "GRPC", "transport_api_version": "V3",
     "grpc_services": {"initial_metadata": [{"key": "x-consul-token", "value": "{{ .Token }}"}], "envoy_grpc": {"cluster_name": "{{ .LocalAgentClusterName }}"}}}}
 }`
 	// futureTemplate has fields that are unknown here, one of them in a message.
 	futureTemplate = `{
   "admin": {
-    "access_log_path": "/dev/null",
+    "access_log": [],
     "address": {"socket_address": {"address": "{{ .AdminBindAddress }}", "port_value": {{ .AdminBindPort }}}}
   },
   "node": {"cluster": "{{ .ProxyCluster }}", "id": "{{ .ProxyID }}", "mood": "good"},
@@ -184,13 +187,13 @@ func keyConfigs() map[string]map[string]any {
 		"template of fields that nobody knows": {"envoy_bootstrap_json_tpl": futureTemplate},
 		"one of everything": {
 			"envoy_extra_static_clusters_json":  `{"name": "a"}`,
-			"envoy_extra_static_listeners_json": `{"name": "b"}`,
-			"envoy_extra_stats_sinks_json":      `{"name": "c"}`,
+			"envoy_extra_static_listeners_json": tcpListener,
+			"envoy_extra_stats_sinks_json":      dogSink,
 		},
 		"two of everything": {
 			"envoy_extra_static_clusters_json":  `{"name": "a"}, {"name": "b"}`,
-			"envoy_extra_static_listeners_json": `{"name": "c"},{"name": "d"}`,
-			"envoy_extra_stats_sinks_json":      `{"name": "e"} , { "name": "f" }`,
+			"envoy_extra_static_listeners_json": tcpListener + "," + bypassListener,
+			"envoy_extra_stats_sinks_json":      dogSink + " , " + dogSink,
 		},
 		"whole template":           {"envoy_bootstrap_json_tpl": wholeTemplate},
 		"keys in capitals":         {"Envoy_Statsd_URL": "udp://127.0.0.1:9125"},
