@@ -315,11 +315,11 @@ func (r *run) programPlan(w *hostv1.Workload) (child.Plan, error) {
 	return plan, err
 }
 
-// plan returns how the sidecar is run. It shares the program's mounts. epoch counts those that have taken over from one
-// before.
-func (c *sidecar) plan(w *hostv1.Workload, epoch int) (child.Plan, error) {
+// plan returns how the sidecar is run. It shares the program's mounts. epoch counts those of the base ID that have
+// taken over from one before.
+func (c *sidecar) plan(w *hostv1.Workload, baseID, epoch int) (child.Plan, error) {
 	x := newExpander(w, c.service)
-	x.vars[vars.RestartEpoch], x.vars[vars.BaseID] = strconv.Itoa(epoch), strconv.Itoa(c.baseID)
+	x.vars[vars.BaseID], x.vars[vars.RestartEpoch] = strconv.Itoa(baseID), strconv.Itoa(epoch)
 	command, env := x.list("command", c.spec.GetCommand()), x.mapping("env", c.spec.GetEnv())
 	if x.err != nil {
 		return child.Plan{}, fmt.Errorf("sidecar %q: %w", c.service, x.err)
@@ -471,8 +471,6 @@ type sidecar struct {
 	// service whose proxy it is.
 	service string
 	user    *child.User
-	// baseID distinguishes it from all proxies of the machine.
-	baseID int
 }
 
 // readPrograms finds each sidecar's service and user, and checks that every variable of the
@@ -487,7 +485,7 @@ func (r *run) readPrograms(path string) error {
 	for _, s := range r.spec.GetSidecars() {
 		c, err := r.sidecar(s)
 		if err == nil {
-			_, err = c.plan(w, 0)
+			_, err = c.plan(w, 0, 0)
 		}
 		if err != nil {
 			bad(err)
@@ -522,18 +520,13 @@ func hasProxy(s *servicev1.Service) bool {
 	return s.GetConnect().GetSidecarService() != nil || s.GetConnect().GetGateway() != nil
 }
 
-// maxSidecars is how many sidecars of one process have base IDs that differ. Envoy takes IDs up to a tenth of 2^32, and
-// Linux has process IDs up to 2^22.
-const maxSidecars = 100
-
 // startSidecars starts the sidecars in the child's namespace, before the child runs the program.
 func (r *run) startSidecars(ctx context.Context, proc *launch.Process, w *hostv1.Workload) (err error) {
 	if len(r.sidecars) == 0 {
 		return nil
 	}
-	for n, c := range r.sidecars {
-		c.baseID = os.Getpid()*maxSidecars + n%maxSidecars
-		if _, err := c.plan(w, 0); err != nil {
+	for _, c := range r.sidecars {
+		if _, err := c.plan(w, 0, 0); err != nil {
 			return err
 		}
 	}
@@ -541,11 +534,14 @@ func (r *run) startSidecars(ctx context.Context, proc *launch.Process, w *hostv1
 		return err
 	}
 	for _, c := range r.sidecars {
-		plan := func(epoch int) child.Plan {
-			plan, _ := c.plan(w, epoch) // it is as good as that of epoch 0
+		plan := func(baseID, epoch int) child.Plan {
+			plan, _ := c.plan(w, baseID, epoch) // it is as good as the one above
 			return plan
 		}
-		if err := r.running.Start(ctx, c.service, plan, statusOf(w, c.service).GetBootstrapFile()); err != nil {
+		err := r.running.Start(ctx, launch.Sidecar{
+			Name: c.service, Plan: plan, File: statusOf(w, c.service).GetBootstrapFile(),
+		})
+		if err != nil {
 			return err
 		}
 	}

@@ -2,6 +2,7 @@
 package envoy
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -49,4 +50,37 @@ func Validate(t testing.TB, program string, bootstrap []byte, flags ...string) (
 		}
 	}
 	return warnings, nil
+}
+
+// Static returns the JSON of a listener that answers every request with a text.
+func Static(listen, text string) string {
+	host, port, _ := strings.Cut(listen, ":")
+	return fmt.Sprintf(`{"name": "static", "address": {"socket_address": {"address": %q, "port_value": %s}},
+  "filter_chains": [{"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": {
+    "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+    "stat_prefix": "static",
+    "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {
+      "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}],
+    "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [
+      {"match": {"prefix": "/"}, "direct_response": {"status": 200, "body": {"inline_string": %q}}}]}]}
+  }}]}]}`, host, port, text)
+}
+
+// Epoch returns the restart epoch of the Envoy that serves, by its admin API at the path of a socket.
+func Epoch(admin string) (int, error) {
+	client := clientOf("unix", admin)
+	text, err := get(client, "/server_info")
+	var info struct {
+		State   string
+		Options struct {
+			Epoch int `json:"restart_epoch"`
+		} `json:"command_line_options"`
+	}
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &info)
+	}
+	if err == nil && info.State != "LIVE" {
+		err = fmt.Errorf("it is %s", info.State)
+	}
+	return info.Options.Epoch, err
 }

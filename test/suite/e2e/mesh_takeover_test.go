@@ -3,19 +3,19 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/check"
-	"github.com/pannier/pannier/test/lib/takeover/probes"
-	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/envoy"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// takesOver is a workload whose sidecar takes over from itself, as Envoy does.
+// takesOver is a workload whose Envoy takes over from itself.
 const takesOver = `
   exec {
     command = "/bin/sleep"
@@ -23,65 +23,67 @@ const takesOver = `
     user    = "%[2]s"
   }
   sidecar {
-    command = ["%[1]s/takeover", "-c", "${bootstrap}", "-base-id", "${base_id}", "-restart-epoch", "${restart_epoch}", "-address", "%[1]s/address"]
+    command = ["%[1]s/envoy", "-c", "${bootstrap}", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}", "--concurrency", "1", "--log-level", "error"]
   }`
 
-// A token that is replaced costs no failed probe of a sidecar that can take over from itself.
-func TestMeshTokenIsReplacedWithoutAFailedProbe(t *testing.T) {
+// Tokens that are replaced, three within seconds, cost no failed request of an Envoy that takes over from itself.
+func TestMeshTokensAreReplacedWithoutAFailedRequest(t *testing.T) {
 	t.Parallel()
+	program := envoy.Program(t, "a token that is replaced under an Envoy")
 	m := newMesh(t, minted, "")
 	m.open()
 	dir := m.Path("beside")
-	address := dir + "/address"
 	check.NoError(t, os.Mkdir(dir, 0o777))
 	check.NoError(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(m.Dir, 0o711)))
-	program, err := os.ReadFile(testbin.Build(t, "test/lib/takeover"))
+	text, err := os.ReadFile(program)
 	check.NoError(t, err)
-	check.NoError(t, os.WriteFile(dir+"/takeover", program, 0o755))
+	check.NoError(t, os.WriteFile(dir+"/envoy", text, 0o755)) // the workload's user does not reach the cache
 
-	cmd := m.Command("workload", "run", m.meshWorkload("w", sidecarService("web", "")+fmt.Sprintf(takesOver, dir, secretsUser)))
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
+	listen := testhost.FreeAddress(t, "127.0.0.1")
+	config := fmt.Sprintf("config {\n  envoy_extra_static_listeners_json = %q\n}", envoy.Static(listen, "hello"))
+	cmd := m.Command("workload", "run", m.meshWorkload("w", sidecarService("web", config)+fmt.Sprintf(takesOver, dir, secretsUser)))
+	out := &check.Buffer{}
+	cmd.Stdout, cmd.Stderr = out, out
 	check.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	m.Eventually("the sidecar answers", func() error {
-		_, err := probes.Probe(address)
-		return err
-	})
-	p := probes.Start(address, time.Millisecond)
-	defer p.End()
-	first := m.service("w")
-	_, err = m.consul.Client(m.consul.Management).ACL().TokenDelete(first.GetTokenAccessor(), nil)
-	check.NoError(t, err)
-	m.Kill()
-	m.Start() // which looks after the tokens at once
-	m.Eventually("one with another token takes over", func() error {
-		if p.Answered("1 ") == 0 {
-			return errors.New("it has not")
+	m.Eventually("an Envoy that listens", func() error {
+		conn, err := net.Dial("tcp", listen)
+		if err != nil {
+			return err
 		}
-		return nil
+		return conn.Close()
 	})
-	second := m.service("w")
-	if second.GetTokenAccessor() == first.GetTokenAccessor() {
-		t.Error("the token is the same")
+	admin := m.service("w").GetAdminSocket()
+	epoch := func(want int) {
+		t.Helper()
+		m.Eventually(fmt.Sprintf("the Envoy of epoch %d serves", want), func() error {
+			if got, err := envoy.Epoch(admin); err != nil || got != want {
+				return fmt.Errorf("epoch %d, %w; output:\n%s", got, err, out)
+			}
+			return nil
+		})
 	}
-	var answer string
-	m.Eventually("it answers, and not the one before, which may do so until it ends", func() (err error) {
-		if answer, err = probes.Probe(address); err == nil && !strings.HasPrefix(answer, "1 ") {
-			err = fmt.Errorf("the answer is %q", answer)
+	epoch(0)
+	load := envoy.StartLoad("tcp", listen, 100)
+	defer load.End()
+	for n := range 3 {
+		before := m.service("w").GetTokenAccessor()
+		_, err = m.consul.Client(m.consul.Management).ACL().TokenDelete(before, nil)
+		check.NoError(t, err)
+		m.Kill()
+		m.Start() // which looks after the tokens at once
+		epoch(n + 1)
+		if m.service("w").GetTokenAccessor() == before {
+			t.Error("the token is the same")
 		}
-		return err
-	})
-	if !strings.Contains(answer, m.secret(second)) {
-		t.Error("the sidecar has not read the new token")
 	}
-	p.End()
-	if failed := p.Failed(); len(failed) > 0 || p.Answered("0 ") == 0 {
-		t.Errorf("%d probes failed, by %v; %d were answered by the one before", len(failed), failed, p.Answered("0 "))
+	load.End()
+	if failed := load.Failed(); len(failed) > 0 || load.Answers()["hello"] < 100 {
+		t.Errorf("%d requests failed, by %v; answers %v; output:\n%s", len(failed), failed, load.Answers(), out)
 	}
 	check.NoError(t, cmd.Process.Signal(unix.SIGTERM))
-	if err := cmd.Wait(); err == nil || err.Error() != "exit status 143" {
-		t.Errorf("it ended with %v; output:\n%s", err, &out)
+	if err := cmd.Wait(); err == nil || err.Error() != "exit status 143" || strings.Contains(out.String(), "killed") {
+		t.Errorf("it ended with %v; output:\n%s", err, out)
 	}
 	m.nothingInMesh()
 }

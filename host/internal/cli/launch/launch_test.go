@@ -43,7 +43,7 @@ func parent(text string) int {
 	}
 	s, err := NewSidecars(p, func(format string, args ...any) { fmt.Printf(format+"\n", args...) })
 	if err == nil {
-		err = s.Start(context.Background(), "x", always(plan), "")
+		err = s.Start(context.Background(), always(plan))
 	}
 	if err == nil {
 		err = p.Go()

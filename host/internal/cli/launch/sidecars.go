@@ -1,7 +1,9 @@
 package launch
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -21,15 +23,17 @@ type timing struct {
 	first, longest time.Duration
 	// stable is the lifetime after which the pause is reset.
 	stable time.Duration
-	// watch is the interval of checks for a new file, and grace the time that it then has to end.
+	// watch is the interval of checks for a new file, and grace the time that the process then has to end.
 	watch, grace time.Duration
+	// ready bounds the wait for a process that is started beside another.
+	ready time.Duration
 	// killed bounds the wait for killed processes to end.
 	killed time.Duration
 }
 
 var defaultTiming = timing{
 	first: 500 * time.Millisecond, longest: 30 * time.Second, stable: time.Minute,
-	watch: time.Second, grace: 10 * time.Second, killed: 10 * time.Second,
+	watch: time.Second, grace: 10 * time.Second, ready: time.Minute, killed: 10 * time.Second,
 }
 
 // Sidecars are programs that run beside a workload's own, in its mount namespace. Each
@@ -56,24 +60,30 @@ func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, 
 	return &Sidecars{namespace: namespace, note: note, timing: defaultTiming, stopping: make(chan struct{})}, nil
 }
 
-// Start starts a sidecar and returns when its program runs; name identifies it in notes.
-// An *Error says why it cannot run; it is then not retried. plan is called for each start;
-// of a plan it uses Command, Args, Env and User. The sidecar reads file once: when that is
-// replaced, the sidecar is restarted; empty: none. The end of ctx ends nothing: see Stop.
-//
-// If the plan depends on the epoch, which is 0 for a sidecar that is started alone, the
-// program takes over from the one of the epoch before, as Envoy does: then the next one is
-// started beside it, and ends it.
-func (s *Sidecars) Start(ctx context.Context, name string, plan func(epoch int) child.Plan, file string) error {
+// Sidecar is how a program runs beside the workload's.
+type Sidecar struct {
+	Name string // in notes
+	// Plan is called for each start. Command, Args, Env and User are used of what it returns. If that depends on both
+	// numbers, the program takes over from the one of the epoch before as Envoy does, if both have the same base ID.
+	Plan func(baseID, epoch int) child.Plan
+	// File is the bootstrap, which the program reads once: when it is replaced, so is the program. Empty: none.
+	File string
+}
+
+// Start starts a sidecar and returns when its program runs. An *Error says why it cannot run; it is then not retried.
+// The end of ctx ends nothing: see Stop.
+func (s *Sidecars) Start(ctx context.Context, how Sidecar) error {
 	c := &sidecar{
-		of: s, name: name, plan: plan, file: file, done: make(chan struct{}),
-		takesOver: !reflect.DeepEqual(plan(0), plan(1)),
+		Sidecar: how, of: s, done: make(chan struct{}),
+		takesOver: !reflect.DeepEqual(how.Plan(0, 0), how.Plan(0, 1)) && !reflect.DeepEqual(how.Plan(0, 0), how.Plan(1, 0)),
+		pause: &backoff.ExponentialBackOff{
+			InitialInterval: s.timing.first, MaxInterval: s.timing.longest, Multiplier: 2, RandomizationFactor: 0.3,
+		},
 	}
-	p, err := c.launch()
+	p, err := c.launch(nil)
 	if err != nil {
-		return &child.Error{Code: child.CodeNotRun, Text: fmt.Sprintf("sidecar %q: %v", name, err)}
+		return &child.Error{Code: child.CodeNotRun, Text: fmt.Sprintf("sidecar %q: %v", c.Name, err)}
 	}
-	c.process = p
 	s.all = append(s.all, c)
 	go c.supervise(context.WithoutCancel(ctx), p)
 	return nil
@@ -86,7 +96,7 @@ func (s *Sidecars) StopRestarts() (sessions []int) {
 	for _, c := range s.all {
 		// This waits for a start or a replacement in progress.
 		c.mu.Lock()
-		for _, p := range c.running() {
+		for _, p := range c.running {
 			sessions = append(sessions, p.PID())
 		}
 		c.mu.Unlock()
@@ -121,74 +131,83 @@ func (s *Sidecars) Stop(ctx context.Context, grace time.Duration) {
 
 // sidecar is one of them.
 type sidecar struct {
+	Sidecar
 	of        *Sidecars
-	name      string
-	plan      func(epoch int) child.Plan
-	takesOver bool // from the process of the epoch before
-	// file is what the sidecar reads once; read is that file at the last start.
-	file string
-	read fs.FileInfo
+	takesOver bool
+	pause     *backoff.ExponentialBackOff // before another try
+	ending    sync.WaitGroup              // of processes that were replaced
 	// done is closed when it has ended and is not restarted.
 	done chan struct{}
 
 	mu sync.Mutex
-	// process of the sidecar; nil between two.
-	process *Process
-	epoch   int // of the process, or of the last one
-	// before is the process that it takes over from, and ends; nil: none, or it has ended.
-	before *Process
-	ending sync.WaitGroup // of those before
+	// running processes: the one that serves, one that starts beside it, and those that another one ends.
+	running []*proxy
 }
 
-// running are the sidecar's processes. The lock is held.
-func (c *sidecar) running() []*Process {
-	return slices.DeleteFunc([]*Process{c.process, c.before}, func(p *Process) bool { return p == nil })
+// proxy is a process of a sidecar. Those with one base ID are a chain: each takes over from the one before and ends it.
+type proxy struct {
+	*Process
+	baseID, epoch int
+	read          fs.FileInfo // the file at its start
+	// broken is set if no other process can take over from it: one has tried and failed, which Envoy cannot undo, or the
+	// one before it has ended by itself, for which Envoy gives up.
+	broken bool
 }
 
-// launch runs its program.
-func (c *sidecar) launch() (*Process, error) {
+// launch starts the process that takes over from another or, without one that it can take over from, the first of a
+// chain. It returns nil if the sidecars are stopping.
+func (c *sidecar) launch(from *proxy) (*proxy, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isStopping() {
+		return nil, nil
+	}
+	p := &proxy{}
+	if from != nil && !from.broken {
+		p.baseID, p.epoch = from.baseID, from.epoch+1
+	} else {
+		p.baseID = freeBaseID()
+	}
 	// Checked before the start, so that a later file counts as another one.
-	c.read, _ = os.Stat(c.file)
-	p, err := startIn(c.of.namespace, c.plan(c.epoch))
+	p.read, _ = os.Stat(c.File)
+	var err error
+	if p.Process, err = startIn(c.of.namespace, c.Plan(p.baseID, p.epoch)); err == nil {
+		err = p.Go()
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := p.Go(); err != nil {
-		return nil, err
-	}
+	c.running = append(c.running, p)
 	return p, nil
 }
 
 // supervise restarts the sidecar until the sidecars are stopping.
-func (c *sidecar) supervise(ctx context.Context, p *Process) {
+func (c *sidecar) supervise(ctx context.Context, p *proxy) {
 	defer close(c.done)
 	defer c.ending.Wait()
-	t := c.of.timing
-	pause := &backoff.ExponentialBackOff{
-		InitialInterval: t.first, MaxInterval: t.longest, Multiplier: 2,
-		RandomizationFactor: 0.3,
-	}
 	for {
 		began := time.Now()
 		var replaced bool
 		var how string
 		if p != nil {
 			p, replaced = c.watch(ctx, p)
-			how = c.reap(ctx, p)
+			c.reap(ctx, p)
+			how = p.how()
 		}
 		lived := time.Since(began)
-		if lived >= t.stable {
-			pause.Reset()
+		if lived >= c.of.timing.stable {
+			c.pause.Reset()
 		}
 		if c.isStopping() {
 			return
 		}
+		c.retire() // nobody else ends those before it
 		var wait time.Duration
 		if !replaced {
-			wait = pause.NextBackOff()
+			wait = c.pause.NextBackOff()
 		}
 		if p != nil && !replaced {
-			c.of.note("sidecar %q %s after %s; it is started again in %s", c.name, how, lived.Round(100*time.Millisecond),
+			c.of.note("sidecar %q %s after %s; it is started again in %s", c.Name, how, lived.Round(100*time.Millisecond),
 				wait.Round(100*time.Millisecond))
 		}
 		select {
@@ -196,7 +215,14 @@ func (c *sidecar) supervise(ctx context.Context, p *Process) {
 			return
 		case <-time.After(wait):
 		}
-		p = c.restart()
+		next, err := c.launch(nil)
+		switch {
+		case err != nil:
+			c.of.note("sidecar %q cannot be started again, and will be tried once more: %v", c.Name, err)
+		case next != nil:
+			c.of.note("sidecar %q is started again (pid %d)", c.Name, next.PID())
+		}
+		p = next
 	}
 }
 
@@ -211,7 +237,7 @@ func (c *sidecar) isStopping() bool {
 
 // watch returns when the process has ended. When the file was replaced it starts the next process
 // beside it and returns when that one has ended, or ends the process itself, and reports that.
-func (c *sidecar) watch(ctx context.Context, p *Process) (last *Process, replaced bool) {
+func (c *sidecar) watch(ctx context.Context, p *proxy) (last *proxy, replaced bool) {
 	look := time.NewTicker(c.of.timing.watch)
 	defer look.Stop()
 	var late <-chan time.Time
@@ -226,15 +252,23 @@ func (c *sidecar) watch(ctx context.Context, p *Process) (last *Process, replace
 		case <-late:
 			c.kill()
 		case <-look.C:
-			next, asked, err := c.replace(ctx)
 			switch {
-			case err != nil:
-				c.of.note("sidecar %q cannot be started beside the one that runs, and will be tried once more: %v", c.name, err)
-				look.Reset(c.of.timing.longest)
-			case next != nil:
-				p = next
-				look.Reset(c.of.timing.watch)
-			case asked:
+			case c.isStopping() || !c.outdated(p):
+			case c.takesOver:
+				next, err := c.replace(ctx, p)
+				if err == nil {
+					p = next
+					c.pause.Reset()
+					look.Reset(c.of.timing.watch)
+					continue
+				}
+				wait := c.pause.NextBackOff()
+				look.Reset(wait)
+				c.of.note("sidecar %q cannot be replaced, and the one that runs stays: %v; the next try is in %s", c.Name, err,
+					wait.Round(100*time.Millisecond))
+			default:
+				c.of.note("sidecar %q has to read a new %s", c.Name, c.File)
+				c.signal(syscall.SIGTERM)
 				look.Stop()
 				replaced = true
 				late = time.After(c.of.timing.grace)
@@ -243,109 +277,125 @@ func (c *sidecar) watch(ctx context.Context, p *Process) (last *Process, replace
 	}
 }
 
-// replace reports that it has asked the process to end, since its file was replaced, or returns the next one if that
-// takes over. StopRestarts waits for it, and nothing is done afterwards.
-func (c *sidecar) replace(ctx context.Context) (next *Process, asked bool, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.isStopping() || !c.outdated() {
-		return nil, false, nil
+// replace starts a process beside one and returns when it serves in its place. Envoy itself ends the one that another
+// has taken over from: to end it from here would end both.
+func (c *sidecar) replace(ctx context.Context, p *proxy) (*proxy, error) {
+	next, err := c.launch(p)
+	if next == nil {
+		return nil, cmp.Or(err, errors.New("the workload ends"))
 	}
-	if !c.takesOver {
-		c.of.note("sidecar %q has to read a new %s", c.name, c.file)
-		c.send(syscall.SIGTERM)
-		return nil, true, nil
+	if err := c.await(ctx, p, next); err != nil {
+		_ = next.Signal(syscall.SIGKILL) // it may have ended
+		c.reap(ctx, next)
+		c.mu.Lock()
+		p.broken = true
+		c.mu.Unlock()
+		return nil, fmt.Errorf("the next one %w", err)
 	}
-	has := c.read
-	c.epoch++
-	if next, err = c.launch(); err != nil {
-		c.read = has
-		c.epoch--
-		return nil, false, err
+	c.ending.Go(func() {
+		c.reap(ctx, p)
+		if p.baseID == next.baseID && !p.cmd.ProcessState.Success() {
+			c.mu.Lock()
+			next.broken = true
+			c.mu.Unlock()
+		}
+	})
+	how := "has taken over"
+	if p.baseID != next.baseID {
+		c.retire(next)
+		how = "serves in its place"
 	}
-	c.of.note("sidecar %q has to read a new %s: the next one takes over (pid %d)", c.name, c.file, next.PID())
-	if c.before != nil { // it has not been ended by the one that took over from it
-		_ = c.before.Signal(syscall.SIGKILL) // it may have ended meanwhile
-	}
-	before := c.process
-	c.process, c.before = next, before
-	c.ending.Go(func() { c.end(ctx, before) })
-	return next, false, nil
+	c.of.note("sidecar %q is replaced: pid %d %s", c.Name, next.PID(), how)
+	return next, nil
 }
 
-// end waits for the end of a process that another one takes over from.
-func (c *sidecar) end(ctx context.Context, before *Process) {
-	c.clear(ctx, before)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.before == before {
-		c.before = nil
+// await returns nil when the next process serves beside one that does. Without an admin API it is taken for one that
+// serves if it still runs at the end of the time.
+func (c *sidecar) await(ctx context.Context, p, next *proxy) error {
+	network, admin := adminOf(c.File)
+	deadline := time.After(c.of.timing.ready)
+	look := time.NewTicker(c.of.timing.watch / 10)
+	defer look.Stop()
+	for {
+		select {
+		case <-next.Done():
+			return errors.New(next.how())
+		case <-p.Done():
+			return fmt.Errorf("has nothing to replace: the one before %s", p.how())
+		case <-c.of.stopping:
+			return errors.New("is not needed: the workload ends")
+		case <-deadline:
+			if admin == "" {
+				return nil
+			}
+			return fmt.Errorf("is not ready after %s", c.of.timing.ready)
+		case <-look.C:
+			if admin != "" && serves(ctx, network, admin, next.baseID, next.epoch) {
+				return nil
+			}
+		}
 	}
 }
 
-// outdated reports whether the file that the process has read was replaced.
-func (c *sidecar) outdated() bool {
-	if c.file == "" {
+// outdated reports whether a process has to be replaced, since the file that it has read was, or since it will end.
+func (c *sidecar) outdated(p *proxy) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p.broken {
+		return true
+	}
+	if c.File == "" {
 		return false
 	}
-	now, err := os.Stat(c.file)
+	now, err := os.Stat(c.File)
 	if err != nil {
 		return false // It is being replaced, or taken away for good.
 	}
-	return c.read == nil || !os.SameFile(now, c.read) || !now.ModTime().Equal(c.read.ModTime())
+	return p.read == nil || !os.SameFile(now, p.read) || !now.ModTime().Equal(p.read.ModTime())
 }
 
-// restart starts the process again; nil when it cannot, or the sidecars are stopping.
-func (c *sidecar) restart() *Process {
+// retire ends all processes but one; without it, all.
+func (c *sidecar) retire(spared ...*proxy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isStopping() {
-		return nil
+	for _, p := range c.running {
+		if slices.Contains(spared, p) {
+			continue
+		}
+		_ = p.Signal(syscall.SIGTERM) // it may have ended
+		c.ending.Go(func() {
+			select {
+			case <-p.Done():
+			case <-time.After(c.of.timing.grace):
+				_ = p.Signal(syscall.SIGKILL)
+			}
+		})
 	}
-	if c.before == nil {
-		c.epoch = 0 // else it takes over in place of the one that has ended
-	}
-	p, err := c.launch()
-	if err != nil {
-		c.of.note("sidecar %q cannot be started again, and will be tried once more: %v", c.name, err)
-		return nil
-	}
-	c.of.note("sidecar %q is started again (pid %d)", c.name, p.PID())
-	c.process = p
-	return p
 }
 
-// reap waits for the end of the process and ends what it left. It returns how the process ended.
-func (c *sidecar) reap(ctx context.Context, p *Process) (how string) {
-	c.clear(ctx, p)
-	c.mu.Lock()
-	c.process = nil
-	c.mu.Unlock()
-	return p.how()
-}
-
-// clear waits for the end of a process and ends what it left in its session, which could
-// block the next one.
-func (c *sidecar) clear(ctx context.Context, p *Process) {
+// reap waits for the end of a process and ends what it left in its session, which could block the next one. The last
+// one of a chain takes its shared memory with it.
+func (c *sidecar) reap(ctx context.Context, p *proxy) {
 	<-p.Done()
 	ctx, cancel := context.WithTimeout(ctx, c.of.timing.killed)
 	defer cancel()
 	if err := endSession(ctx, p.PID()); err != nil {
-		c.of.note("sidecar %q: end what it left running: %v", c.name, err)
+		c.of.note("sidecar %q: end what it left running: %v", c.Name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running = slices.DeleteFunc(c.running, func(other *proxy) bool { return other == p })
+	if !slices.ContainsFunc(c.running, func(other *proxy) bool { return other.baseID == p.baseID }) {
+		_ = os.Remove(sharedMemory(p.baseID)) // most sidecars have none
 	}
 }
 
 func (c *sidecar) signal(sig syscall.Signal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.send(sig)
-}
-
-// send signals its processes. The lock is held.
-func (c *sidecar) send(sig syscall.Signal) {
-	for _, p := range c.running() {
+	for _, p := range c.running {
 		if err := p.Signal(sig); err != nil {
-			c.of.note("sidecar %q: %v", c.name, err)
+			c.of.note("sidecar %q: %v", c.Name, err)
 		}
 	}
 }
@@ -355,7 +405,7 @@ func (c *sidecar) kill() {
 	select {
 	case <-c.done:
 	default:
-		c.of.note("sidecar %q did not end when it was asked to: it is killed", c.name)
+		c.of.note("sidecar %q did not end when it was asked to: it is killed", c.Name)
 		c.signal(syscall.SIGKILL)
 	}
 }

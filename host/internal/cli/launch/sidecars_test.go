@@ -23,7 +23,7 @@ import (
 // quick is short timing, so that tests do not wait long for pauses.
 var quick = timing{
 	first: 20 * time.Millisecond, longest: 200 * time.Millisecond, stable: time.Minute,
-	watch: 10 * time.Millisecond, grace: 100 * time.Millisecond, killed: 10 * time.Second,
+	watch: 10 * time.Millisecond, grace: 100 * time.Millisecond, ready: 10 * time.Second, killed: 10 * time.Second,
 }
 
 // notes records the messages for the user.
@@ -69,8 +69,10 @@ func beside(t *testing.T, plan child.Plan) (*Process, *Sidecars, *notes) {
 	return p, s, n
 }
 
-// always is the plan of a sidecar that does not take over.
-func always(plan child.Plan) func(int) child.Plan { return func(int) child.Plan { return plan } }
+// always is a sidecar that does not take over.
+func always(plan child.Plan) Sidecar {
+	return Sidecar{Name: "envoy", Plan: func(int, int) child.Plan { return plan }}
+}
 
 func script(text string) child.Plan {
 	return child.Plan{Command: "/bin/sh", Args: []string{"-c", text}, Env: os.Environ()}
@@ -114,7 +116,7 @@ cut -d' ' -f6 /proc/$$/stat; readlink /proc/$$/fd/0) > all 2>&1
 echo $$ > pid; exec sleep 60`)
 	sidecar.User = &child.User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
 	sidecar.Env = append(sidecar.Env, "GREETING=hello")
-	check.NoError(t, s.Start(t.Context(), "envoy", always(sidecar), ""))
+	check.NoError(t, s.Start(t.Context(), always(sidecar)))
 	pid := awaitPID(t, filepath.Join(source, "pid"))
 	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", p.PID()))
 	check.NoError(t, err)
@@ -146,7 +148,7 @@ func TestSidecarIsStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, child.Plan{Command: "true"})
 	// It ends three times, in three ways, and leaves a process each time.
-	err := s.Start(t.Context(), "envoy", always(script(fmt.Sprintf(`cd %s
+	err := s.Start(t.Context(), always(script(fmt.Sprintf(`cd %s
 echo $$ >> starts
 sleep 60 & echo $! > left.$(wc -l < starts)
 case $(wc -l < starts) in
@@ -154,7 +156,7 @@ case $(wc -l < starts) in
 2) exit 7;;
 3) kill -9 $$;;
 esac
-exec sleep 60`, dir))), "")
+exec sleep 60`, dir))))
 	check.NoError(t, err)
 	check.Eventually(t, "the fourth start", func() bool { return read(filepath.Join(dir, "left.4")) != "" })
 	// It runs a moment before its start is noted.
@@ -187,7 +189,7 @@ func TestPausesOfASidecar(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, s, n := beside(t, child.Plan{Command: "true"})
 			s.timing.first, s.timing.longest, s.timing.stable = 100*time.Millisecond, 400*time.Millisecond, c.stable
-			check.NoError(t, s.Start(t.Context(), "x", always(script("exit 1")), ""))
+			check.NoError(t, s.Start(t.Context(), always(script("exit 1"))))
 			check.Eventually(t, "four ends", func() bool { return n.count("it is started again in") >= 4 })
 			s.StopRestarts()
 			var pauses []time.Duration
@@ -209,7 +211,7 @@ func TestPausesOfASidecar(t *testing.T) {
 
 func TestSidecarThatCannotBeStarted(t *testing.T) {
 	_, s, n := beside(t, child.Plan{Command: "true"})
-	err := s.Start(t.Context(), "envoy", always(child.Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}}), "")
+	err := s.Start(t.Context(), always(child.Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}}))
 	failure := (*child.Error)(nil)
 	if !errors.As(err, &failure) || failure.Code != child.CodeNotRun ||
 		!strings.Contains(failure.Text, `sidecar "envoy": command "no-such-proxy" not found`) {
@@ -231,7 +233,7 @@ func TestSidecarWhoseProgramVanishes(t *testing.T) {
 	}
 	write()
 	_, s, n := beside(t, child.Plan{Command: "true"})
-	check.NoError(t, s.Start(t.Context(), "envoy", always(child.Plan{Command: program, Env: os.Environ()}), ""))
+	check.NoError(t, s.Start(t.Context(), always(child.Plan{Command: program, Env: os.Environ()})))
 	check.NoError(t, os.Remove(program))
 	check.Eventually(t, "a start that fails", func() bool { return n.count("cannot be started again") > 0 })
 	before := n.count("is started again (pid")
@@ -245,10 +247,10 @@ func TestLeftoversAreEndedBeforeSidecars(t *testing.T) {
 	p, s, n := beside(t, script(fmt.Sprintf(`cd %s
 setsid sh -c 'echo $$ > left; exec sleep 60' &
 while ! test -s left; do sleep 0.01; done`, dir)))
-	err := s.Start(t.Context(), "envoy", always(script(fmt.Sprintf(`cd %s
+	err := s.Start(t.Context(), always(script(fmt.Sprintf(`cd %s
 trap 'echo asked >> asked; exit 0' TERM
 sh -c 'echo $$ > child; exec sleep 60' &
-echo $$ > sidecar; while :; do sleep 0.01; done`, dir))), "")
+echo $$ > sidecar; while :; do sleep 0.01; done`, dir))))
 	check.NoError(t, err)
 	sidecar, child := awaitPID(t, filepath.Join(dir, "sidecar")), awaitPID(t, filepath.Join(dir, "child"))
 	check.NoError(t, p.Go())
@@ -298,9 +300,10 @@ func TestSidecarReadsANewFile(t *testing.T) {
 				s.timing.grace = time.Minute
 			}
 			write("first\n")
-			err := s.Start(t.Context(), "envoy",
-				always(script("trap '"+c.trap+"' TERM; cat "+file+" >> "+seen+"; while :; do sleep 0.01; done")), file)
-			check.NoError(t, err)
+			sidecar := always(script("trap '" + c.trap + "' TERM; cat " + file + " >> " + seen +
+				"; while :; do sleep 0.01; done"))
+			sidecar.File = file
+			check.NoError(t, s.Start(t.Context(), sidecar))
 			check.Eventually(t, "the first file", func() bool { return read(seen) == "first" })
 			write("second\n")
 			check.Eventually(t, "the second file", func() bool { return read(seen) == "first\nsecond" })
@@ -329,7 +332,7 @@ func TestSidecarReadsANewFile(t *testing.T) {
 func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, child.Plan{Command: "true"})
-	check.NoError(t, s.Start(t.Context(), "x", always(script("echo $$ >> "+dir+"/starts; exec sleep 60")), ""))
+	check.NoError(t, s.Start(t.Context(), always(script("echo $$ >> "+dir+"/starts; exec sleep 60"))))
 	pid := awaitPID(t, filepath.Join(dir, "starts"))
 	s.StopRestarts()
 	check.NoError(t, unix.Kill(pid, unix.SIGKILL))
@@ -357,7 +360,7 @@ func TestSidecarThatDoesNotEnd(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "pid")
 			_, s, n := beside(t, child.Plan{Command: "true"})
 			plan := script("trap '' TERM; echo $$ > " + out + "; while :; do sleep 0.05; done")
-			check.NoError(t, s.Start(t.Context(), "envoy", always(plan), ""))
+			check.NoError(t, s.Start(t.Context(), always(plan)))
 			pid := awaitPID(t, out)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

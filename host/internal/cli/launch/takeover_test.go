@@ -1,13 +1,11 @@
 package launch
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -15,176 +13,209 @@ import (
 
 	"github.com/pannier/pannier/host/internal/cli/launch/child"
 	"github.com/pannier/pannier/test/lib/check"
-	"github.com/pannier/pannier/test/lib/takeover/probes"
-	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/envoy"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// takeover is a sidecar that takes over from itself, and what probes of it have answered.
+// takeover is an Envoy that takes over from itself, under requests.
 type takeover struct {
-	dir  string
-	file string
-	s    *Sidecars
-	n    *notes
-	// probes are those since probe.
-	probes *probes.Prober
+	file, listen, admin string
+	s                   *Sidecars
+	n                   *notes
+	load                *envoy.Load
 }
+
+// A listener without a cluster is refused, and one that waits for Consul is not ready.
+const (
+	refused = `"listeners": [{"name": "none"}]`
+	waits   = `"clusters": [{"name": "consul", "connect_timeout": "1s", "typed_extension_protocol_options": {
+    "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+      "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+      "explicit_http_config": {"http2_protocol_options": {}}}}}]}, "dynamic_resources": {
+    "cds_config": {"ads": {}, "initial_fetch_timeout": "0s", "resource_api_version": "V3"},
+    "ads_config": {"api_type": "DELTA_GRPC", "transport_api_version": "V3",
+      "grpc_services": [{"envoy_grpc": {"cluster_name": "consul"}}]}`
+)
 
 func startTakeover(t *testing.T) *takeover {
 	t.Helper()
-	program := testbin.Build(t, "test/lib/takeover")
+	program := envoy.Program(t, "takeovers of a proxy")
 	dir := t.TempDir()
-	c := &takeover{dir: dir, file: filepath.Join(dir, "bootstrap")}
+	c := &takeover{
+		file: filepath.Join(dir, "bootstrap"), admin: filepath.Join(dir, "admin.sock"),
+		listen: testhost.FreeAddress(t, "127.0.0.1"),
+	}
 	_, c.s, c.n = beside(t, child.Plan{Command: "true"})
-	c.write(t, "first")
-	check.NoError(t, c.s.Start(t.Context(), "envoy", func(epoch int) child.Plan {
-		return child.Plan{
-			Command: program, Env: os.Environ(), Args: []string{
-				"-c", c.file, "-base-id", strconv.Itoa(os.Getpid()), "-restart-epoch", strconv.Itoa(epoch),
-				"-address", c.address(), "-fail", filepath.Join(dir, "fail"),
-			},
-		}
-	}, c.file))
-	check.Eventually(t, "an address", func() bool { return read(c.address()) != "" })
+	c.s.timing.watch = 50 * time.Millisecond
+	c.serve(t, "first")
+	check.NoError(t, c.s.Start(t.Context(), Sidecar{
+		Name: "envoy", File: c.file, Plan: func(baseID, epoch int) child.Plan {
+			return child.Plan{Command: program, Env: os.Environ(), Args: []string{
+				"-c", c.file, "--base-id", strconv.Itoa(baseID), "--restart-epoch", strconv.Itoa(epoch),
+				"--concurrency", "1", "--log-level", "error",
+			}}
+		},
+	}))
+	first := c.running()[0]
+	check.Eventually(t, "the first one", func() bool {
+		return serves(t.Context(), "unix", c.admin, first.baseID, 0)
+	})
+	c.load = envoy.StartLoad("tcp", c.listen, 500)
+	t.Cleanup(c.load.End)
+	c.answered(t, "first")
 	return c
 }
 
-// write replaces the sidecar's file as the host does.
-func (c *takeover) write(t *testing.T, text string) {
+// write replaces the bootstrap as the host does.
+func (c *takeover) write(t *testing.T, resources string) {
 	t.Helper()
+	text := fmt.Sprintf(`{"node": {"id": "web", "cluster": "web"}, "admin": {"address": {"pipe": {"path": %q}}},
+  "static_resources": {%s}}`, c.admin, resources)
 	check.NoError(t, os.WriteFile(c.file+".new", []byte(text), 0o400))
 	check.NoError(t, os.Rename(c.file+".new", c.file))
 }
 
-// address is the file with the sidecar's address.
-func (c *takeover) address() string { return filepath.Join(c.dir, "address") }
-
-// probe probes the sidecar without a pause until the test says that it is over.
-func (c *takeover) probe(t *testing.T) (over func()) {
+func (c *takeover) serve(t *testing.T, text string) {
 	t.Helper()
-	c.probes = probes.Start(c.address(), 0)
-	return c.probes.End
+	c.write(t, `"listeners": [`+envoy.Static(c.listen, text)+`]`)
 }
 
-// answered waits until a probe got an answer.
+// answered waits until a request got an answer.
 func (c *takeover) answered(t *testing.T, want string) {
 	t.Helper()
-	check.Eventually(t, "the answer "+want, func() bool { return c.probes.Answered(want) > 0 })
+	check.Eventually(t, "the answer "+want, func() bool { return c.load.Answers()[want] > 0 })
 }
 
-func (c *takeover) processes() (pids []int) {
-	for _, one := range c.s.all {
-		one.mu.Lock()
-		for _, p := range one.running() {
-			pids = append(pids, p.PID())
-		}
-		one.mu.Unlock()
-	}
-	return pids
-}
-
-func (c *takeover) alone(t *testing.T) {
+func (c *takeover) noted(t *testing.T, want string) {
 	t.Helper()
-	check.Eventually(t, "the end of the one before", func() bool { return len(c.processes()) == 1 })
+	check.Eventually(t, "the note "+want, func() bool { return c.n.count(want) > 0 })
 }
 
-// A sidecar that takes over from itself reads a new file without a failed probe: the next one is started beside it.
-func TestTakeoverFailsNoProbe(t *testing.T) {
+func (c *takeover) running() (all []*proxy) {
+	one := c.s.all[0]
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	return append(all, one.running...)
+}
+
+// fails ends the requests, of which no more than so many may have failed.
+func (c *takeover) fails(t *testing.T, most int) {
+	t.Helper()
+	c.load.End()
+	if failed := c.load.Failed(); len(failed) > most {
+		t.Errorf("%d requests failed, the first by %v; answers %v; notes %q", len(failed), failed[0], c.load.Answers(),
+			c.n.all())
+	}
+}
+
+// inHand is how many requests may fail, of 500 a second, when an Envoy is ended without one that takes over from it: it
+// resets the connections that wait for it.
+const inHand = 500
+
+// Three takeovers, each long before the one before has ended by itself, fail no request: none is killed. A stop ends
+// all that run, and their shared memory goes with them.
+func TestTakeoversFailNoRequest(t *testing.T) {
 	c := startTakeover(t)
-	over := c.probe(t)
-	defer over()
-	c.answered(t, "0 first")
-	for n, text := range []string{"second", "third"} {
-		before := c.processes()
-		c.write(t, text)
-		c.answered(t, fmt.Sprint(n+1, " ", text))
-		c.alone(t)
-		if running(before[0]) {
-			t.Errorf("the one before %q still runs", text)
-		}
+	first := c.running()[0]
+	for n, text := range []string{"second", "third", "fourth"} {
+		c.serve(t, text)
+		check.Eventually(t, "a takeover", func() bool { return c.n.count("has taken over") == n+1 && len(c.running()) == 2 })
 	}
-	over()
-	if failed, answers := c.probes.Failed(), c.probes.Answers(); len(failed) > 0 || len(answers) != 3 {
-		t.Errorf("%d probes failed, by %v; answers %v", len(failed), failed, answers)
+	c.answered(t, "fourth")
+	c.fails(t, 0)
+	last := c.running()[1]
+	if last.baseID != first.baseID || last.epoch != 3 || running(first.PID()) || len(c.n.all()) != 3 {
+		t.Errorf("the last one is %+v; notes %q", last, c.n.all())
 	}
-	if c.n.count("the next one takes over") != 2 || len(c.n.all()) != 2 {
-		t.Errorf("notes %q", c.n.all())
-	}
-	pids := c.processes()
+	check.Must(os.Stat(sharedMemory(first.baseID)))(t)
 	c.s.Stop(t.Context(), time.Minute)
-	if running(pids[0]) {
-		t.Error("it still runs after the stop")
+	if _, err := os.Stat(sharedMemory(first.baseID)); !os.IsNotExist(err) || running(last.PID()) {
+		t.Errorf("it still runs, or its shared memory is there: %v", err)
 	}
 }
 
-// While the next one cannot run, the one before goes on, and no probe fails.
+// One that does not come to serve is given up: the one before stays. Envoy lets no other take over from that, so the
+// next one is started beside it.
 func TestTakeoverThatFails(t *testing.T) {
-	c := startTakeover(t)
-	over := c.probe(t)
-	defer over()
-	c.answered(t, "0 first")
-	check.NoError(t, os.WriteFile(filepath.Join(c.dir, "fail"), nil, 0o600))
-	c.write(t, "second")
-	check.Eventually(t, "two that fail", func() bool { return c.n.count("ended with exit code 7") >= 2 })
-	check.NoError(t, os.Remove(filepath.Join(c.dir, "fail")))
-	c.answered(t, "1 second")
-	c.alone(t)
-	over()
-	if failed := c.probes.Failed(); len(failed) > 0 {
-		t.Errorf("%d probes failed, by %v", len(failed), failed)
+	for name, bad := range map[string]struct{ resources, note string }{
+		"refused":   {refused, "the next one ended with exit code 1"},
+		"not ready": {waits, "the next one is not ready after"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := startTakeover(t)
+			first := c.running()[0]
+			c.s.timing.ready = 3 * time.Second
+			c.write(t, bad.resources)
+			check.Eventually(t, "two that fail", func() bool { return c.n.count(bad.note) == 2 })
+			if failed := c.load.Failed(); len(failed) > 0 || !running(first.PID()) {
+				t.Errorf("the first one has ended, or %d requests failed: %v", len(failed), failed)
+			}
+			c.serve(t, "second")
+			c.answered(t, "second")
+			check.Eventually(t, "the end of the first one", func() bool { return c.running()[0] != first })
+			c.fails(t, inHand)
+			if _, err := os.Stat(sharedMemory(first.baseID)); !os.IsNotExist(err) {
+				t.Errorf("the shared memory of the first one: %v", err)
+			}
+		})
 	}
 }
 
-// One that ends with nobody before it begins again with epoch 0.
+// One that another has taken over from ends by itself, for which that one would give up: a new one is started beside it
+// before.
+func TestTakeoverWhoseFirstOneIsKilled(t *testing.T) {
+	c := startTakeover(t)
+	first := c.running()[0]
+	c.serve(t, "second")
+	c.answered(t, "second")
+	c.noted(t, "has taken over")
+	second := c.running()[1]
+	c.load.End()
+	check.NoError(t, unix.Kill(first.PID(), unix.SIGKILL))
+	c.load = envoy.StartLoad("tcp", c.listen, 500)
+	t.Cleanup(c.load.End)
+	check.Eventually(t, "the end of both", func() bool { return !running(first.PID()) && !running(second.PID()) })
+	c.serve(t, "third")
+	c.answered(t, "third")
+	c.fails(t, inHand)
+}
+
+// One that is killed is started again, with nothing of the ones before.
 func TestTakeoverBeginsAgain(t *testing.T) {
 	c := startTakeover(t)
-	over := c.probe(t)
-	defer over()
-	c.write(t, "second")
-	c.answered(t, "1 second")
-	c.alone(t)
-	over()
-	check.NoError(t, os.Remove(c.address()))
-	check.NoError(t, unix.Kill(c.processes()[0], unix.SIGKILL))
-	check.Eventually(t, "another address", func() bool { return read(c.address()) != "" })
-	check.Eventually(t, "an answer", func() bool {
-		answer, err := probes.Probe(c.address())
-		return err == nil && answer == "0 second"
+	c.serve(t, "second")
+	c.answered(t, "second")
+	c.noted(t, "has taken over")
+	c.load.End()
+	both := c.running()
+	check.NoError(t, unix.Kill(both[1].PID(), unix.SIGKILL))
+	check.Eventually(t, "another one that serves", func() bool {
+		all := c.running()
+		return len(all) == 1 && all[0].epoch == 0 && serves(t.Context(), "unix", c.admin, all[0].baseID, 0)
 	})
+	if running(both[0].PID()) || c.running()[0].baseID == both[0].baseID {
+		t.Errorf("one that nothing ends still runs; notes %q", c.n.all())
+	}
 }
 
-// A stop ends both while one takes over from the other, and one that is taken over from and does not end is killed by
-// the takeover after the next.
-func TestTakeoverIsStopped(t *testing.T) {
-	dir := t.TempDir()
-	_, s, n := beside(t, child.Plan{Command: "true"})
-	file := filepath.Join(dir, "bootstrap")
-	write := func(text string) {
-		t.Helper()
-		check.NoError(t, os.WriteFile(file+".new", []byte(text), 0o400))
-		check.NoError(t, os.Rename(file+".new", file))
+// A base ID is not free if a file of its shared memory was left, or while an Envoy without one has it.
+func TestFreeBaseID(t *testing.T) {
+	c := startTakeover(t)
+	id := c.running()[0].baseID
+	if isFree(id) {
+		t.Errorf("%d is free, with an Envoy", id)
 	}
-	write("first")
-	check.NoError(t, s.Start(t.Context(), "envoy", func(epoch int) child.Plan {
-		return script(fmt.Sprintf("echo $$ > %s/%d; exec sleep 60", dir, epoch))
-	}, file))
-	pid := func(epoch int) int { return awaitPID(t, filepath.Join(dir, strconv.Itoa(epoch))) }
-	first := pid(0)
-	write("second")
-	second := pid(1)
-	if !running(first) {
-		t.Error("the first one ended, and nobody has ended it")
+	check.NoError(t, os.Remove(sharedMemory(id)))
+	if isFree(id) {
+		t.Errorf("%d is free, with an Envoy whose file is gone", id)
 	}
-	write("third")
-	third := pid(2)
-	check.Eventually(t, "the end of the first one", func() bool { return !running(first) })
-	if got := s.StopRestarts(); len(got) != 2 || got[0] != third || got[1] != second {
-		t.Errorf("sessions %v, want %d and %d", got, third, second)
+	left := freeBaseID()
+	check.NoError(t, os.WriteFile(sharedMemory(left), nil, 0o600))
+	if isFree(left) {
+		t.Errorf("%d is free, with a file", left)
 	}
-	s.Stop(t.Context(), time.Minute)
-	if running(second) || running(third) {
-		t.Errorf("one still runs; notes %q", strings.Join(n.all(), "\n"))
-	}
-	if err := unix.Kill(second, syscall.Signal(0)); !errors.Is(err, unix.ESRCH) {
-		t.Errorf("it was not waited for: %v", err)
+	check.NoError(t, os.Remove(sharedMemory(left)))
+	if !isFree(left) || strings.Contains(sharedMemory(left), "-") {
+		t.Errorf("%d is not free, with nothing", left)
 	}
 }
