@@ -58,6 +58,13 @@ var workloads = []mutant{
 		pkg: launchPkg, run: "^TestTakeoversFailNoRequest$",
 	},
 	{
+		name: "proxy-away-unseen", promise: "a proxy that is not ready is reported",
+		in: "host/internal/workload/servicesteps", decl: "Steps.WatchProxy",
+		old: "			if resp.StatusCode == http.StatusOK {\n",
+		new: "			if resp.StatusCode > 0 {\n",
+		pkg: workloadPkg, run: "^TestAProxyThatIsNotReady$",
+	},
+	{
 		name: "intentions-left", promise: "what a service has said about its callers is taken back when it ends",
 		in: "host/internal/workload/servicesteps", decl: "Steps.revokeIntentions",
 		old: "	if !intended {\n",

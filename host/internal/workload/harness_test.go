@@ -106,7 +106,7 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	out.volumes.Calls.DriverWait = timeout
 	out.services.Limits = servicesteps.Limits{
 		Register: timeout, Identity: timeout, ReadBack: timeout, Bootstrap: timeout, Release: timeout,
-		Look: time.Hour, Retry: soon,
+		Look: time.Hour, Retry: soon, Ready: 100 * time.Millisecond,
 	}
 	return out, nil
 }

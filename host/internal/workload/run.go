@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/tracing"
+	"github.com/pannier/pannier/host/internal/system/vars"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/onbehalf"
 	"github.com/pannier/pannier/host/internal/workload/step"
@@ -418,6 +419,16 @@ func (r *run) mark(a action, of subject, p step.Progress) error {
 	})
 }
 
+// runsEnvoy reports whether the spec has a sidecar of the service that gets its bootstrap.
+func (r *run) runsEnvoy(service string) (does bool) {
+	r.View(func() {
+		for _, c := range r.rec.Spec.Sidecars {
+			does = does || (c.Service == "" || c.Service == service) && slices.Contains(c.Command, "${"+vars.Bootstrap+"}")
+		}
+	})
+	return does
+}
+
 // upkeep keeps the services of a running workload in order, until ctx ends. A failure is reported
 // and retried; it never ends the workload.
 func (r *run) upkeep(ctx context.Context) {
@@ -428,6 +439,9 @@ func (r *run) upkeep(ctx context.Context) {
 	for _, s := range r.services {
 		if s.Identified() {
 			all.Go(func() { r.m.services.Keep(ctx, s) })
+		}
+		if s.Proxied() {
+			all.Go(func() { r.m.services.WatchProxy(ctx, s, r.runsEnvoy(s.Name)) })
 		}
 	}
 	if len(r.services) > 0 {

@@ -3,10 +3,13 @@ package workload
 import (
 	"context"
 	"errors"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +19,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -297,5 +301,58 @@ func TestInspectTokens(t *testing.T) {
 	}
 	if _, err := h.InspectTokens(t.Context(), ref("nope")); !errors.Is(err, ErrNotFound) {
 		t.Errorf("of no workload: %v", err)
+	}
+}
+
+// A proxy that is away is reported, with an event, and reported as back. One that nobody runs here may be none with a
+// readiness endpoint: it is missed only once it was there.
+func TestAProxyThatIsNotReady(t *testing.T) {
+	for name, c := range map[string]struct {
+		sidecars []specs.Sidecar
+		missed   bool
+	}{
+		"its Envoy is the spec's": {[]specs.Sidecar{{Command: []string{"envoy", "-c", "${bootstrap}"}}}, true},
+		"it may be any":           {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.services.Limits.Ready = 50 * time.Millisecond
+			s := withServices(spec("w"), sidecar("web"))
+			s.Sidecars = c.sidecars
+			w := h.start(t, s)
+			missing := func(w Workload) bool {
+				return strings.Contains(w.Services[0].Message, "the proxy has not been ready since")
+			}
+			if c.missed {
+				h.eventually(t, "w", "reported", missing)
+			}
+			health := make(chan int, 1)
+			health <- http.StatusOK
+			listener := check.Must(net.Listen("unix", w.Services[0].ReadySocket))(t)
+			server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				code := <-health
+				health <- code
+				w.WriteHeader(code)
+			})}
+			var serving sync.WaitGroup
+			serving.Go(func() { _ = server.Serve(listener) })
+			h.eventuallyWell(t, "w")
+			time.Sleep(2 * h.services.Limits.Ready) // it is seen
+			<-health
+			health <- http.StatusServiceUnavailable
+			if w := h.eventually(t, "w", "reported", missing); !strings.Contains(w.Services[0].Message, "503") {
+				t.Errorf("the message is %q", w.Services[0].Message)
+			}
+			check.NoError(t, server.Close())
+			serving.Wait()
+			if n := h.countEvents("proxy-failed"); n == 0 {
+				t.Error("there was no event")
+			}
+			if n := h.countEvents("proxy-restored"); (n > 0) != c.missed {
+				t.Errorf("it was reported as back %d times", n)
+			}
+			h.stop(t, "w")
+			h.clean(t)
+		})
 	}
 }

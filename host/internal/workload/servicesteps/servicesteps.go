@@ -96,6 +96,7 @@ type Limits struct {
 	Release time.Duration // for one attempt to deregister a service or to revoke its tokens
 	Retry   step.Backoff
 	Look    time.Duration // from one look at a running service to the next
+	Ready   time.Duration // that a proxy may be away
 }
 
 // DefaultLimits are those of a host.
@@ -107,6 +108,7 @@ var DefaultLimits = Limits{
 	Release:   10 * time.Second,
 	Retry:     step.Backoff{Min: 100 * time.Millisecond, Max: 30 * time.Second},
 	Look:      5 * time.Minute,
+	Ready:     10 * time.Second,
 }
 
 // The files in a service's folder.
@@ -181,6 +183,7 @@ type Activity string
 const (
 	Identifying Activity = "identity"
 	Registering Activity = "registration"
+	Proxying    Activity = "proxy"
 )
 
 // place is the service's folder for files with secrets.
@@ -212,7 +215,7 @@ type Status struct {
 	AdminSocket, ReadySocket string
 	// Upstreams are where its sidecar listens for the program, IP:PORT or unix:///PATH, by the destination's name.
 	Upstreams map[string]string
-	// Message says what keeps it from being in order: a renewal or a registration that fails.
+	// Message says what keeps it from being in order: a renewal or a registration that fails, a proxy that is not ready.
 	Message string
 }
 
@@ -234,7 +237,7 @@ func (s *Service) Status(dir string) Status {
 	}
 	st.Upstreams = addresses(s.Service.Upstreams())
 	var all []string
-	for _, what := range []Activity{Registering, Identifying} {
+	for _, what := range []Activity{Registering, Identifying, Proxying} {
 		if p := s.problems[what]; p != "" {
 			all = append(all, p)
 		}
