@@ -58,6 +58,13 @@ var workloads = []mutant{
 		pkg: launchPkg, run: "^TestTakeoversFailNoRequest$",
 	},
 	{
+		name: "proxy-ports-shared", promise: "a port on which a proxy listens is the workload's",
+		in: "host/internal/workload", decl: "proxyListeners",
+		old: "				listen(\"ingress listener\", \"\", fmt.Sprint(l.Port))\n",
+		new: "				_ = l\n",
+		pkg: workloadPkg, run: "^TestPortsOfProxies$",
+	},
+	{
 		name: "proxy-away-unseen", promise: "a proxy that is not ready is reported",
 		in: "host/internal/workload/servicesteps", decl: "Steps.WatchProxy",
 		old: "			if resp.StatusCode == http.StatusOK {\n",

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -577,6 +578,67 @@ func TestPortsOfUpstreams(t *testing.T) {
 	h.start(t, own)
 	h.stop(t, "y")
 	h.clean(t)
+}
+
+// Every port on which a spec lets a proxy listen is the workload's, since Envoys would share it.
+func TestPortsOfProxies(t *testing.T) {
+	sidecarOf := func(change func(s *service.SidecarService)) *service.Connect {
+		s := &service.SidecarService{Proxy: &service.Proxy{}}
+		change(s)
+		return &service.Connect{SidecarService: s}
+	}
+	for label, connect := range map[string]func(port int) *service.Connect{
+		"sidecar": func(port int) *service.Connect {
+			return sidecarOf(func(s *service.SidecarService) { s.Port = strconv.Itoa(port) })
+		},
+		"exposed path /health": func(port int) *service.Connect {
+			return sidecarOf(func(s *service.SidecarService) {
+				s.Proxy.Expose = &service.Expose{Paths: []service.ExposePath{
+					{Path: "/health", Protocol: "http", LocalPathPort: 1, ListenerPort: strconv.Itoa(port)},
+				}}
+			})
+		},
+		"envoy_prometheus_bind_addr": func(port int) *service.Connect {
+			return sidecarOf(func(s *service.SidecarService) {
+				s.Proxy.Config = map[string]any{"envoy_prometheus_bind_addr": fmt.Sprint("0.0.0.0:", port)}
+			})
+		},
+		"ingress listener": func(port int) *service.Connect {
+			return &service.Connect{Gateway: &service.Gateway{Ingress: &service.Ingress{Listeners: []service.IngressListener{
+				{Port: int32(port), Protocol: "tcp", Services: []service.IngressService{{Name: "db"}}},
+			}}}}
+		},
+		"envoy_stats_bind_addr": func(port int) *service.Connect {
+			return &service.Connect{Gateway: &service.Gateway{Mesh: &service.Mesh{}, Proxy: &service.GatewayProxy{
+				Config: map[string]any{"envoy_stats_bind_addr": fmt.Sprint("127.0.0.1:", port)},
+			}}}
+		},
+		"bind address lan": func(port int) *service.Connect {
+			return &service.Connect{Gateway: &service.Gateway{Mesh: &service.Mesh{}, Proxy: &service.GatewayProxy{
+				EnvoyGatewayBindAddresses: map[string]service.BindAddress{"lan": {Address: "127.0.0.1", Port: int32(port)}},
+			}}}
+		},
+	} {
+		t.Run(label, func(t *testing.T) {
+			h := newHost(t)
+			port := freePorts(t, 1)[0]
+			of := func(id string) Spec {
+				web := sidecar("web")
+				web.Connect = connect(port)
+				return withServices(spec(id), web)
+			}
+			h.start(t, of("w"))
+			_, err := h.Start(t.Context(), of("x"), Options{})
+			want := fmt.Sprintf(`port "web %s": the port is taken: %d is held by workload "w"`, label, port)
+			if !errors.Is(err, ports.ErrTaken) || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %q", err, want)
+			}
+			h.stop(t, "w")
+			h.start(t, of("x"))
+			h.stop(t, "x")
+			h.clean(t)
+		})
+	}
 }
 
 // Where the proxy's admin API listens is the spec's choice, and stays over a restart of the host.

@@ -6,7 +6,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -250,19 +252,59 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 	return true, nil
 }
 
-// listeners are the ports on which the proxies of the services listen for the program, for their upstreams. One that is
-// a port of the workload is taken as that.
+// listeners are the ports on which the proxies of the services listen, where the spec has numbers. Envoys share a port
+// that two of them have, and each then gets connections of the other. One that is a port of the workload is taken as
+// that.
 func listeners(s *Spec) (all []ports.Request) {
 	for n := range s.Services {
-		for _, u := range s.Services[n].Upstreams() {
-			port := int(u.LocalBindPort)
-			if port == 0 || slices.ContainsFunc(s.Ports, func(p specs.Port) bool { return p.Static == port }) {
-				continue
+		all = append(all, proxyListeners(&s.Services[n])...)
+	}
+	return slices.DeleteFunc(all, func(l ports.Request) bool {
+		return slices.ContainsFunc(s.Ports, func(p specs.Port) bool { return p.Static == l.Static })
+	})
+}
+
+func proxyListeners(s *service.Service) (all []ports.Request) {
+	listen := func(what, address, port string) {
+		if n, err := strconv.Atoi(port); err == nil && n > 0 { // else it is a label, or Consul picks one
+			all = append(all, ports.Request{Label: s.Name + " " + what, Static: n, Address: cmp.Or(address, "0.0.0.0")})
+		}
+	}
+	for _, u := range s.Upstreams() {
+		listen("upstream "+u.DestinationName, cmp.Or(u.LocalBindAddress, "127.0.0.1"), fmt.Sprint(u.LocalBindPort))
+	}
+	if s.Connect == nil {
+		return all
+	}
+	var config map[string]any
+	if sidecar := s.Connect.SidecarService; sidecar != nil {
+		listen("sidecar", "", sidecar.Port)
+		if sidecar.Proxy != nil {
+			config = sidecar.Proxy.Config
+			if sidecar.Proxy.Expose != nil {
+				for _, p := range sidecar.Proxy.Expose.Paths {
+					listen("exposed path "+p.Path, "", p.ListenerPort)
+				}
 			}
-			all = append(all, ports.Request{
-				Label: s.Services[n].Name + " upstream " + u.DestinationName, Static: port,
-				Address: cmp.Or(u.LocalBindAddress, "127.0.0.1"),
-			})
+		}
+	}
+	if gateway := s.Connect.Gateway; gateway != nil {
+		if gateway.Ingress != nil {
+			for _, l := range gateway.Ingress.Listeners {
+				listen("ingress listener", "", fmt.Sprint(l.Port))
+			}
+		}
+		if gateway.Proxy != nil {
+			config = gateway.Proxy.Config
+			for name, b := range gateway.Proxy.EnvoyGatewayBindAddresses {
+				listen("bind address "+name, b.Address, fmt.Sprint(b.Port))
+			}
+		}
+	}
+	for _, key := range []string{"envoy_prometheus_bind_addr", "envoy_stats_bind_addr"} {
+		text, _ := config[key].(string)
+		if host, port, err := net.SplitHostPort(text); err == nil {
+			listen(key, host, port)
 		}
 	}
 	return all
