@@ -29,6 +29,20 @@ var inConsul = []mutant{
 		pkg: tokensPkg, run: "^TestRotationOfFetchedKeys$",
 	},
 	{
+		name: "alias-left-critical", promise: "an alias that the catalog has as critical, with nothing that fails, is repaired",
+		in: "plugins/consul-services/internal/services", decl: "view.checkDrift",
+		old: "			h.Status == api.HealthCritical && !v.fails(",
+		new: "			h.Status == api.HealthWarning && !v.fails(",
+		pkg: "./plugins/consul-services/internal/services", run: "^TestAliasInCatalog$",
+	},
+	{
+		name: "sidecar-checked-slowly", promise: "Consul notices within a second that a sidecar listens",
+		in: "plugins/consul-services/internal/services", decl: "agent.quicken",
+		old: "Interval: \"1s\",",
+		new: "Interval: \"30s\",",
+		pkg: "./plugins/consul-services/internal/services", run: "^TestAliasInCatalog$",
+	},
+	{
 		name: "intentions-of-the-gone", promise: "what a node that is gone for good has left in Consul is removed with the node",
 		in: "plugins/consul-services/internal/services", decl: "pass.sweepIntentions",
 		old: "	if len(instances) > 0 && !p.services.sweepDue(",

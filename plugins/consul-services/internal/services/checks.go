@@ -1,6 +1,8 @@
 package services
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -19,6 +21,21 @@ func checkPrefix(id string) string { return "service:" + id }
 
 // processCheck returns the id of the check that Heartbeat updates.
 func processCheck(id string) string { return checkPrefix(id) + ":process" }
+
+// listeningCheck is Consul's name for its check of whether a sidecar listens.
+const listeningCheck = "Connect Sidecar Listening"
+
+// quicken makes Consul check every second whether a sidecar listens. Consul itself does so every 10 s, for which a
+// proxy that has just started would get no requests.
+func (a *agent) quicken(ctx context.Context, sidecar *api.AgentService) error {
+	host := cmp.Or(sidecar.Address, sidecar.Proxy.LocalServiceAddress)
+	return a.error(a.Agent().CheckRegisterOpts(&api.AgentCheckRegistration{
+		ID: checkPrefix(sidecar.ID) + ":1", Name: listeningCheck, ServiceID: sidecar.ID,
+		AgentServiceCheck: api.AgentServiceCheck{
+			TCP: net.JoinHostPort(host, strconv.Itoa(sidecar.Port)), Interval: "1s",
+		},
+	}, query(ctx)), "check service %q more often", sidecar.ID)
+}
 
 func buildChecks(id string, s *service.Service, port int) (api.AgentServiceChecks, error) {
 	var out api.AgentServiceChecks

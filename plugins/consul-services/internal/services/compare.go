@@ -48,7 +48,14 @@ func (v *view) drift(id string, want *api.AgentServiceRegistration) string {
 // checkDrift is drift for a service's checks. Checks that are not ours are ignored.
 func (v *view) checkDrift(id string, want *api.AgentServiceRegistration) string {
 	for _, c := range wantedChecks(id, want) {
-		if h := v.checks[id][c.CheckID]; h == nil || h.Name != c.Name || h.Notes != c.Notes {
+		h := v.checks[id][c.CheckID]
+		if h == nil || h.Name != c.Name || h.Notes != c.Notes {
+			return "checks"
+		}
+		// If a registration follows another closely, the agent may take the state of an alias before it was evaluated for
+		// the one that the catalog has, and leaves that there for a minute.
+		if want.Proxy != nil && c.Name == aliasCheckName(want.Proxy.DestinationServiceID) &&
+			h.Status == api.HealthCritical && !v.fails("", want.Proxy.DestinationServiceID) {
 			return "checks"
 		}
 	}
@@ -58,6 +65,18 @@ func (v *view) checkDrift(id string, want *api.AgentServiceRegistration) string 
 	return ""
 }
 
+// fails reports whether a check of these services is critical; empty: of the node.
+func (v *view) fails(services ...string) bool {
+	for _, id := range services {
+		for _, c := range v.checks[id] {
+			if c.Status == api.HealthCritical {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // wantedChecks returns the checks of a registration, including those that Consul gives to a sidecar without
 // checks.
 func wantedChecks(id string, want *api.AgentServiceRegistration) api.AgentServiceChecks {
@@ -65,7 +84,7 @@ func wantedChecks(id string, want *api.AgentServiceRegistration) api.AgentServic
 		return want.Checks
 	}
 	return api.AgentServiceChecks{
-		{CheckID: checkPrefix(id) + ":1", Name: "Connect Sidecar Listening"},
+		{CheckID: checkPrefix(id) + ":1", Name: listeningCheck},
 		{CheckID: checkPrefix(id) + ":2", Name: aliasCheckName(want.Proxy.DestinationServiceID)},
 	}
 }

@@ -68,9 +68,16 @@ type Services struct {
 	nodes map[service.Consul]string              // the names of the agents' nodes
 	tags  map[service.Consul]map[string][]string // last seen with EnableTagOverride, by id
 	clean map[held]bool                          // no intentions can be left there
+	seen  map[proxyCheck]uint64                  // the checks that isNew has seen, with their CreateIndex
 
 	count     uint64            // how often a host has asked for intentions
 	lastAsked map[string]uint64 // count then, by holder
+}
+
+// proxyCheck is a check of one Consul.
+type proxyCheck struct {
+	consul service.Consul
+	id     string
 }
 
 var (
@@ -85,6 +92,7 @@ func New() *Services {
 		nodes: map[service.Consul]string{},
 		tags:  map[service.Consul]map[string][]string{},
 		clean: map[held]bool{},
+		seen:  map[proxyCheck]uint64{},
 
 		lastAsked: map[string]uint64{},
 	}
@@ -152,6 +160,9 @@ func (s *Services) Deregister(ctx context.Context, c service.Consul, owner regis
 		if err := agent.deregister(ctx, part); err != nil {
 			return err
 		}
+		s.mu.Lock()
+		delete(s.seen, proxyCheck{c, checkPrefix(part) + ":1"})
+		s.mu.Unlock()
 	}
 	return nil
 }

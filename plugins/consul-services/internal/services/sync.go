@@ -85,8 +85,7 @@ func (p *pass) run(ctx context.Context, index uint64, wait time.Duration) (uint6
 	}
 	seen, index, err := p.agent.catalog(ctx, p.node, index, wait)
 	if err == nil && seen.alive && p.compare(seen).none() {
-		p.matched(seen)
-		return index, nil
+		return index, p.matched(ctx, seen)
 	}
 	if err != nil && status.Code(err) != codes.Unavailable {
 		return 0, err
@@ -99,8 +98,7 @@ func (p *pass) run(ctx context.Context, index uint64, wait time.Duration) (uint6
 		return 0, err
 	}
 	if p.compare(seen).none() {
-		p.matched(seen)
-		return index, nil
+		return index, p.matched(ctx, seen)
 	}
 	if err := p.repairAgent(ctx, seen); err != nil {
 		return 0, err
@@ -188,8 +186,7 @@ func (p *pass) settle(ctx context.Context) (uint64, error) {
 		}
 		d := p.compare(seen)
 		if d.none() {
-			p.matched(seen)
-			return index, nil
+			return index, p.matched(ctx, seen)
 		}
 		if n := d.count(); best < 0 || n < best {
 			best, since = n, time.Now()
@@ -218,10 +215,15 @@ func (p *pass) unsettled(d *differences) error {
 }
 
 // matched takes what is of interest from a catalog that matches.
-func (p *pass) matched(seen *view) {
+func (p *pass) matched(ctx context.Context, seen *view) error {
 	p.keepTags(seen)
+	work := newWork(ctx)
 	for id, w := range p.wanted {
 		have := seen.services[w.proxyID()]
+		c := seen.checks[id][checkPrefix(id)+":1"]
+		if c != nil && c.Name == listeningCheck && p.services.isNew(p.agent.consul, c) {
+			work.do(func(ctx context.Context) error { return p.agent.quicken(ctx, have) })
+		}
 		if known := w.instance.ProxyDigest; id != w.instance.ID || known == "" || have == nil || have.Proxy == nil {
 			continue
 		} else if now := proxyDigest(have.Proxy); now != known {
@@ -232,6 +234,7 @@ func (p *pass) matched(seen *view) {
 			}
 		}
 	}
+	return work.wait()
 }
 
 // proxyDigest is of what of a proxy's configuration is not on its stream. Consul adds the proxy-defaults to it.

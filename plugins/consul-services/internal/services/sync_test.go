@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -168,6 +170,38 @@ func TestDriftInCatalog(t *testing.T) {
 		}
 	}, "removed ghost: not wanted", web)
 	r.quiet(t, web)
+}
+
+// TestAliasInCatalog has the alias of a service without checks in the catalog as an agent leaves it that takes the
+// state before the evaluation for the one that it has sent. Consul looks every second whether the sidecar listens.
+func TestAliasInCatalog(t *testing.T) {
+	t.Parallel()
+	r := start(t, policy, consul.Options{})
+	web := instance("web", sidecar())
+	r.register(t, web)
+	r.settled(t, web)
+	proxy := web.ID + sidecarSuffix
+	r.repairs(t, func() {
+		alias := *r.checks(t, proxy)["service:"+proxy+":2"]
+		alias.Status, alias.Output = api.HealthCritical, ""
+		if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{
+			Node: "server-0", SkipNodeUpdate: true, Checks: api.HealthChecks{&alias},
+		}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}, "registered web: checks", web)
+	r.quiet(t, web)
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(r.inCatalog(t, proxy).Port))
+	l, err := net.Listen("tcp", address)
+	check.NoError(t, err)
+	defer l.Close()
+	began := time.Now()
+	check.Eventually(t, "a check that passes", func() bool { // at the agent, which may tell the catalog later
+		return check.Must(r.admin.Agent().Checks())(t)["service:"+proxy+":1"].Status == api.HealthPassing
+	})
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("it passes after %s", took)
+	}
 }
 
 // TestMissing removes whole services and checks at the agent.

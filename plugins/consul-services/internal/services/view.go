@@ -110,6 +110,18 @@ func (s *Services) node(ctx context.Context, a *agent, again bool) (string, erro
 	return name, nil
 }
 
+// isNew reports, once for a check, that it has not passed yet.
+func (s *Services) isNew(c service.Consul, check *api.HealthCheck) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := proxyCheck{c, check.CheckID}
+	if check.Status == api.HealthPassing || s.seen[key] == check.CreateIndex {
+		return false
+	}
+	s.seen[key] = check.CreateIndex
+	return true
+}
+
 // remember stores the last seen tags of a service with EnableTagOverride; nil removes them.
 func (s *Services) remember(c service.Consul, id string, tags []string) {
 	s.mu.Lock()
