@@ -493,4 +493,11 @@ var workloads = []mutant{
 		new: "taken && h == \"\"",
 		pkg: "./host/internal/consul/ports", run: "^TestRestored$",
 	},
+	{
+		name: "program-before-its-proxy", promise: "a program starts when its Envoy is ready",
+		in: "host/internal/cli/launch", decl: "Sidecars.AwaitReady",
+		old: "for c.takesOver && admin",
+		new: "for !c.takesOver && admin",
+		pkg: "./host/internal/cli/launch", run: "^TestAProxyIsNotReady$",
+	},
 }

@@ -39,7 +39,7 @@ func runVerb() verb {
 		use: "run SPEC [-- COMMAND ARGS...]", short: "Run a program with its volumes in the foreground",
 		long: `Start a workload, run its program in a mount namespace of its own with each volume at its
 destination, and release the volumes when it ends. Sidecars of the spec start before
-the program and end after it. The exit code is the program's. Processes that the program
+the program, which waits until a proxy is ready, and end after it. The exit code is the program's. Processes that the program
 leaves running are ended. Needs root. -dry-run runs nothing: it says what a start would do and
 who has the volumes, and fails if it would be refused.`,
 		example: "redis.hcl -- redis-server --dir /data",
@@ -462,6 +462,9 @@ func expected(spec *hostv1.WorkloadSpec) *hostv1.Workload {
 	return w
 }
 
+// proxyPatience is how long the program waits for its proxies, which wait as long for Consul's first answer.
+const proxyPatience = 15 * time.Second
+
 // sidecarGrace is how long sidecars have to end when they are asked to.
 const sidecarGrace = 10 * time.Second
 
@@ -520,7 +523,8 @@ func hasProxy(s *servicev1.Service) bool {
 	return s.GetConnect().GetSidecarService() != nil || s.GetConnect().GetGateway() != nil
 }
 
-// startSidecars starts the sidecars in the child's namespace, before the child runs the program.
+// startSidecars starts the sidecars in the child's namespace, before the child runs the program, and waits until the
+// proxies are ready: the program may call its upstreams at once.
 func (r *run) startSidecars(ctx context.Context, proc *launch.Process, w *hostv1.Workload) (err error) {
 	if len(r.sidecars) == 0 {
 		return nil
@@ -545,7 +549,14 @@ func (r *run) startSidecars(ctx context.Context, proc *launch.Process, w *hostv1
 			return err
 		}
 	}
-	return nil
+	return r.interruptible(ctx, func(ctx context.Context) error {
+		waiting, cancel := context.WithTimeout(ctx, proxyPatience)
+		defer cancel()
+		if err := r.running.AwaitReady(waiting); err != nil && ctx.Err() == nil {
+			r.Note("warning: %v; the program starts without it after %s", err, proxyPatience)
+		}
+		return ctx.Err()
+	})
 }
 
 // endAll ends what the program left running, and then the sidecars, so that nothing of the

@@ -15,11 +15,11 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// takesOver is a workload whose Envoy takes over from itself.
+// takesOver is a workload whose Envoy takes over from itself, and whose program calls it in its first instruction.
 const takesOver = `
   exec {
-    command = "/bin/sleep"
-    args    = ["600"]
+    command = "/bin/sh"
+    args    = ["-c", "curl -sS --max-time 9 http://%[3]s/ >%[1]s/first 2>&1; exec sleep 600"]
     user    = "%[2]s"
   }
   sidecar {
@@ -41,7 +41,7 @@ func TestMeshTokensAreReplacedWithoutAFailedRequest(t *testing.T) {
 
 	listen := testhost.FreeAddress(t, "127.0.0.1")
 	config := fmt.Sprintf("config {\n  envoy_extra_static_listeners_json = %q\n}", envoy.Static(listen, "hello"))
-	cmd := m.Command("workload", "run", m.meshWorkload("w", sidecarService("web", config)+fmt.Sprintf(takesOver, dir, secretsUser)))
+	cmd := m.Command("workload", "run", m.meshWorkload("w", sidecarService("web", config)+fmt.Sprintf(takesOver, dir, secretsUser, listen)))
 	out := &check.Buffer{}
 	cmd.Stdout, cmd.Stderr = out, out
 	check.NoError(t, cmd.Start())
@@ -64,6 +64,12 @@ func TestMeshTokensAreReplacedWithoutAFailedRequest(t *testing.T) {
 		})
 	}
 	epoch(0)
+	m.Eventually("the program's first call", func() error {
+		if text, err := os.ReadFile(dir + "/first"); err != nil || string(text) != "hello" {
+			return fmt.Errorf("%q, %w", text, err)
+		}
+		return nil
+	})
 	load := envoy.StartLoad("tcp", listen, 100)
 	defer load.End()
 	for n := range 3 {

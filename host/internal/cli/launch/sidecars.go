@@ -89,6 +89,24 @@ func (s *Sidecars) Start(ctx context.Context, how Sidecar) error {
 	return nil
 }
 
+// AwaitReady waits until each Envoy that takes over from itself serves, by its admin API. At the end of ctx it returns
+// one that does not.
+func (s *Sidecars) AwaitReady(ctx context.Context) error {
+	look := time.NewTicker(s.timing.watch / 20)
+	defer look.Stop()
+	for _, c := range s.all {
+		network, admin := adminOf(c.File)
+		for c.takesOver && admin != "" && !c.anyServes(ctx, network, admin) {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("sidecar %q is not ready: its admin API at %s does not say that it is live", c.Name, admin)
+			case <-look.C:
+			}
+		}
+	}
+	return nil
+}
+
 // StopRestarts restarts no sidecar from now on. It returns the sessions of those that
 // still run, for EndLeftovers. It may be called more than once.
 func (s *Sidecars) StopRestarts() (sessions []int) {
@@ -335,6 +353,13 @@ func (c *sidecar) await(ctx context.Context, p, next *proxy) error {
 			}
 		}
 	}
+}
+
+func (c *sidecar) anyServes(ctx context.Context, network, admin string) bool {
+	c.mu.Lock()
+	all := slices.Clone(c.running)
+	c.mu.Unlock()
+	return slices.ContainsFunc(all, func(p *proxy) bool { return serves(ctx, network, admin, p.baseID, p.epoch) })
 }
 
 // outdated reports whether a process has to be replaced, since the file that it has read was, or since it will end.

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -56,10 +57,11 @@ func startTakeover(t *testing.T) *takeover {
 			}}
 		},
 	}))
+	check.NoError(t, c.s.AwaitReady(t.Context()))
 	first := c.running()[0]
-	check.Eventually(t, "the first one", func() bool {
-		return serves(t.Context(), "unix", c.admin, first.baseID, 0)
-	})
+	if !serves(t.Context(), "unix", c.admin, first.baseID, 0) {
+		t.Error("it does not serve when it is ready")
+	}
 	c.load = envoy.StartLoad("tcp", c.listen, 500)
 	t.Cleanup(c.load.End)
 	c.answered(t, "first")
@@ -217,5 +219,20 @@ func TestFreeBaseID(t *testing.T) {
 	check.NoError(t, os.Remove(sharedMemory(left)))
 	if !isFree(left) || strings.Contains(sharedMemory(left), "-") {
 		t.Errorf("%d is not free, with nothing", left)
+	}
+}
+
+// A program waits for its proxy no longer than it is told to.
+func TestAProxyIsNotReady(t *testing.T) {
+	c := startTakeover(t)
+	c.write(t, waits)
+	for _, p := range c.running() {
+		check.NoError(t, p.Signal(unix.SIGKILL))
+	}
+	c.noted(t, "is started again")
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := c.s.AwaitReady(ctx); err == nil || !strings.Contains(err.Error(), `sidecar "envoy" is not ready`) {
+		t.Errorf("an Envoy that waits for Consul: %v", err)
 	}
 }
