@@ -284,7 +284,7 @@ workload "report" {
 
   sidecar {
     service = "report"
-    command = ["envoy", "-c", "${bootstrap}", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}"]
+    command = ["envoy", "-c", "${bootstrap}", "--concurrency", "1", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}"]
     user    = "envoy" # default: the workload's
     env {
       SECRETS = "${secrets_dir}"

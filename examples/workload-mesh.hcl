@@ -41,6 +41,6 @@ workload "web" {
   }
 
   sidecar {
-    command = ["envoy", "-c", "${bootstrap}", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}"]
+    command = ["envoy", "-c", "${bootstrap}", "--concurrency", "1", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}"]
   }
 }
