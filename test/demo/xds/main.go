@@ -20,6 +20,8 @@ const patience = 20 * time.Second
 
 func main() {
 	path := flag.String("c", "", "the `FILE` with the bootstrap")
+	flag.Bool("disable-hot-restart", false, "is Envoy's")
+	flag.Int("concurrency", 1, "is Envoy's")
 	flag.Parse()
 	if err := show(*path); err != nil {
 		fmt.Fprintln(os.Stderr, "xds:", err)
