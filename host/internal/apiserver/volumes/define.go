@@ -3,6 +3,8 @@ package volumes
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/base32"
 	"errors"
 	"fmt"
 	"maps"
@@ -374,8 +376,10 @@ func (h *Handler) DeleteVolume(ctx context.Context,
 	v, _, err := h.readVolume(ctx, ref)
 	switch {
 	case errors.Is(err, claim.ErrVolumeNotFound) && call.CallerOf(ctx).Key != "":
-		// An earlier attempt of this call may have deleted it: the ledger then returns that attempt's result.
-		err = h.forgetDeleted(ctx, ref, 0)
+		// An earlier attempt of this call may have deleted it. Then its key belongs to that attempt's command.
+		if forgotten := h.forgetDeleted(ctx, ref, 0); errors.Is(forgotten, claim.ErrConflict) {
+			err = nil
+		}
 	case err == nil:
 		err = h.delete(ctx, v, req.GetSecrets())
 	}
@@ -397,8 +401,14 @@ func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string
 	return nil
 }
 
+// forgetDeleted deregisters a volume that has a mark, by one key for all attempts of a call.
 func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef, mark uint64) error {
-	_, err := cluster.Apply(ctx, h.Ledger, &command.DeregisterVolume{Ref: ref, Mark: mark})
+	c := &command.DeregisterVolume{Ref: ref, Mark: mark}
+	if key := call.CallerOf(ctx).Key; key != "" {
+		sum := sha256.Sum256([]byte("delete " + ref.String() + " " + key))
+		command.SetKey(c, base32.StdEncoding.EncodeToString(sum[:])[:26])
+	}
+	_, err := cluster.Apply(ctx, h.Ledger, c)
 	return err
 }
 
