@@ -26,7 +26,9 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 			continue // lost meanwhile; the next pass notices it
 		}
 		w := p.wanted[id]
-		p.note(w.instance.ID, registration.Registered, reason)
+		if reason != aliasDrift {
+			p.note(w.instance.ID, registration.Registered, reason)
+		}
 		entry := *have
 		if have.EnableTagOverride {
 			entry.Tags = p.tags(w, seen)

@@ -45,6 +45,10 @@ func (v *view) drift(id string, want *api.AgentServiceRegistration) string {
 	return v.checkDrift(id, want)
 }
 
+// aliasDrift is the drift of an alias that Consul has not evaluated. It is corrected, and not reported: nobody has
+// changed anything.
+const aliasDrift = "alias"
+
 // checkDrift is drift for a service's checks. Checks that are not ours are ignored.
 func (v *view) checkDrift(id string, want *api.AgentServiceRegistration) string {
 	for _, c := range wantedChecks(id, want) {
@@ -53,10 +57,10 @@ func (v *view) checkDrift(id string, want *api.AgentServiceRegistration) string 
 			return "checks"
 		}
 		// If a registration follows another closely, the agent may take the state of an alias before it was evaluated for
-		// the one that the catalog has, and leaves that there for a minute.
-		if want.Proxy != nil && c.Name == aliasCheckName(want.Proxy.DestinationServiceID) &&
+		// the one that the catalog has, and leaves that there for a minute. At the agent itself it is about to be evaluated.
+		if v.alive && want.Proxy != nil && c.Name == aliasCheckName(want.Proxy.DestinationServiceID) &&
 			h.Status == api.HealthCritical && !v.fails("", want.Proxy.DestinationServiceID) {
-			return "checks"
+			return aliasDrift
 		}
 	}
 	if len(v.staleChecks(id, want)) > 0 {

@@ -181,16 +181,17 @@ func TestAliasInCatalog(t *testing.T) {
 	r.register(t, web)
 	r.settled(t, web)
 	proxy := web.ID + sidecarSuffix
-	r.repairs(t, func() {
-		alias := *r.checks(t, proxy)["service:"+proxy+":2"]
-		alias.Status, alias.Output = api.HealthCritical, ""
-		if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{
-			Node: "server-0", SkipNodeUpdate: true, Checks: api.HealthChecks{&alias},
-		}, nil); err != nil {
-			t.Fatal(err)
-		}
-	}, "registered web: checks", web)
-	r.quiet(t, web)
+	alias := *r.checks(t, proxy)["service:"+proxy+":2"]
+	alias.Status, alias.Output = api.HealthCritical, ""
+	_, err := r.admin.Catalog().Register(&api.CatalogRegistration{
+		Node: "server-0", SkipNodeUpdate: true, Checks: api.HealthChecks{&alias},
+	}, nil)
+	check.NoError(t, err)
+	_, done := r.sync(t, web)
+	wantDone(t, done)
+	if now := r.checks(t, proxy)["service:"+proxy+":2"]; now.Status != api.HealthPassing {
+		t.Errorf("the alias is %+v", now)
+	}
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(r.inCatalog(t, proxy).Port))
 	l, err := net.Listen("tcp", address)
 	check.NoError(t, err)
