@@ -222,11 +222,7 @@ func TestKillOfTheHostWithTwoProcesses(t *testing.T) {
 	for name, trailer := range map[string]string{"while one is tried": "hang", "while one ends": "2.0"} {
 		t.Run(name, func(t *testing.T) {
 			// The next host tries the program that hangs once more.
-			h, file, spec := twice(t, func(s *Spec) {
-				if trailer == "not ready" || trailer == "steal" { // the others do not last until then
-					s.HealthTimeout = 8 * time.Second
-				}
-			})
+			h, file, spec := twice(t, func(s *Spec) { s.HealthTimeout = 3 * time.Second })
 			first, err := h.Get("a")
 			check.NoError(t, err)
 			check.NoError(t, h.Close(false))
