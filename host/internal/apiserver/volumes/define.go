@@ -3,8 +3,6 @@ package volumes
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/base32"
 	"errors"
 	"fmt"
 	"maps"
@@ -401,13 +399,10 @@ func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string
 	return nil
 }
 
-// forgetDeleted deregisters a volume that has a mark, by one key for all attempts of a call.
+// forgetDeleted deregisters a volume that has a mark, by the call's key, which no other command has.
 func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef, mark uint64) error {
 	c := &command.DeregisterVolume{Ref: ref, Mark: mark}
-	if key := call.CallerOf(ctx).Key; key != "" {
-		sum := sha256.Sum256([]byte("delete " + ref.String() + " " + key))
-		command.SetKey(c, base32.StdEncoding.EncodeToString(sum[:])[:26])
-	}
+	command.SetKey(c, call.CallerOf(ctx).Key)
 	_, err := cluster.Apply(ctx, h.Ledger, c)
 	return err
 }
