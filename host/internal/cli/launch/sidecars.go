@@ -127,13 +127,11 @@ func (s *Sidecars) StopRestarts() (sessions []int) {
 // once the program, and what that left, have ended. It may be called more than once.
 func (s *Sidecars) Stop(ctx context.Context, grace time.Duration) {
 	s.StopRestarts()
-	for _, c := range s.all {
-		c.signal(syscall.SIGTERM)
-		// One that is stopped takes the signal when it goes on.
-		c.signal(syscall.SIGCONT)
-	}
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
+	for _, c := range s.all {
+		go c.end(ctx)
+	}
 	for _, c := range s.all {
 		select {
 		case <-c.done:
@@ -412,6 +410,22 @@ func (c *sidecar) reap(ctx context.Context, p *proxy) {
 	c.running = slices.DeleteFunc(c.running, func(other *proxy) bool { return other == p })
 	if !slices.ContainsFunc(c.running, func(other *proxy) bool { return other.baseID == p.baseID }) {
 		_ = os.Remove(sharedMemory(p.baseID)) // most sidecars have none
+	}
+}
+
+// end ends the processes, the newest first: an Envoy that takes over hangs without the one before.
+func (c *sidecar) end(ctx context.Context) {
+	c.mu.Lock()
+	all := slices.Clone(c.running)
+	c.mu.Unlock()
+	for _, p := range slices.Backward(all) {
+		_ = p.Signal(syscall.SIGTERM) // it may have ended
+		_ = p.Signal(syscall.SIGCONT) // one that is stopped takes the signal when it goes on
+		select {
+		case <-p.Done():
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -160,7 +160,7 @@ func TestBadProgramBesideTheOld(t *testing.T) {
 		t.Run(trailer, func(t *testing.T) {
 			h, file, spec := twice(t, func(s *Spec) {
 				if trailer == "not ready" || trailer == "steal" { // the others do not last until then
-					s.HealthTimeout = 8 * time.Second
+					s.HealthTimeout = 15 * time.Second
 				}
 			})
 			first, err := h.Get("a")
