@@ -70,19 +70,6 @@ func (m *Mark) Refuse(volume VolumeRef, mode Mode, at time.Time) error {
 	return &Refusal{Reason: ErrMarked, Volume: volume, Mode: mode, Detail: detail, At: at}
 }
 
-// CheckMark returns the refusal of a change to the volume by who has its mark with an index; 0: none.
-func (v *Volume) CheckMark(index uint64, at time.Time) error {
-	switch {
-	case v.Mark != nil && index == 0:
-		return v.Mark.Refuse(v.VolumeRef, "", at)
-	case index != 0 && (v.Mark == nil || v.Mark.Index != index):
-		return fmt.Errorf("volume %q: its mark of index %d has ended, or was taken by another call: %w", v.VolumeRef, index,
-			ErrConflict)
-	default:
-		return nil
-	}
-}
-
 // Conflict returns the refusal of an act on a volume that has claims. The error is a *Refusal.
 func (a Act) Conflict(volume VolumeRef, held []Claim, at time.Time) error {
 	return &Refusal{Reason: ErrVolumeInUse, Volume: volume, Detail: acts[a].conflict, Holders: held, At: at}

@@ -28,8 +28,9 @@ type DeregisterVolume struct {
 	Returns[DeregisterVolumeResult]
 	Ref   claim.VolumeRef `json:"ref"`
 	Force bool            `json:"force,omitempty"`
-	// Mark is the index of the volume's mark, which ends with this command: the driver has deleted the volume.
-	Mark uint64 `json:"mark,omitempty"`
+	// Deleted is the CreateIndex of the volume that the driver has deleted, which ends the act claim.Deleting. What has
+	// the volume's name now may be another one (claim.ErrConflict).
+	Deleted uint64 `json:"deleted,omitempty"`
 }
 
 // DeregisterVolumeResult answers DeregisterVolume. LeftBehind are claims that were deleted although they may still

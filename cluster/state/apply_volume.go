@@ -22,7 +22,10 @@ func (tx volumeWrites) RegisterVolume(c *command.RegisterVolume) (zero command.R
 	created := errors.Is(err, claim.ErrVolumeNotFound)
 	var before []string
 	switch {
-	case created && c.Mark == 0:
+	case c.Mark != 0 && (created || err == nil && (old.Mark == nil || old.Mark.Index != c.Mark)):
+		return zero, fmt.Errorf("volume %q: its mark of index %d has ended, or was taken by another call: %w", next.VolumeRef,
+			c.Mark, claim.ErrConflict)
+	case created:
 	case err != nil:
 		return zero, err
 	default:
@@ -33,8 +36,8 @@ func (tx volumeWrites) RegisterVolume(c *command.RegisterVolume) (zero command.R
 		if err := claim.CheckUpdate(old, next, held, c.At); err != nil {
 			return zero, err
 		}
-		if err := old.CheckMark(c.Mark, c.At); err != nil {
-			return zero, err
+		if old.Mark != nil && c.Mark == 0 {
+			return zero, old.Mark.Refuse(old.VolumeRef, "", c.At)
 		}
 		next.CreateIndex, next.CreatedAt = old.CreateIndex, old.CreatedAt
 		next.Grown = next.Grown || old.Grown
@@ -106,8 +109,11 @@ func (tx volumeWrites) DeregisterVolume(c *command.DeregisterVolume) (zero comma
 			Holders: held, At: c.At,
 		}
 	}
-	if err := v.CheckMark(c.Mark, c.At); err != nil && !c.Force {
-		return zero, err
+	if c.Deleted != 0 && c.Deleted != v.CreateIndex {
+		return zero, fmt.Errorf("volume %q was made anew at index %d: %w", c.Ref, v.CreateIndex, claim.ErrConflict)
+	}
+	if v.Mark != nil && !c.Force && (c.Deleted == 0 || v.Mark.Act != claim.Deleting) {
+		return zero, v.Mark.Refuse(c.Ref, "", c.At)
 	}
 	more := len(held) > command.MaxItems
 	held = held[:min(len(held), command.MaxItems)]

@@ -86,11 +86,10 @@ func TestMarkExcludesClaims(t *testing.T) {
 	})
 	l.refused("a mark of what has changed", claim.ErrConflict, &command.TakeMark{Ref: ref("w"), IfModifyIndex: 1, Mark: deleting})
 
-	mark = l.mark("w", deleting)
-	again = l.mark("w", deleting)
-	l.refused("a deletion that another call has taken over", claim.ErrConflict,
-		&command.DeregisterVolume{Ref: ref("w"), Mark: mark.Index})
-	l.must(&command.DeregisterVolume{Ref: ref("w"), Mark: again.Index})
+	l.mark("w", deleting)
+	made := l.volume("w").CreateIndex
+	l.refused("the deletion of another volume", claim.ErrConflict, &command.DeregisterVolume{Ref: ref("w"), Deleted: made + 1})
+	l.must(&command.DeregisterVolume{Ref: ref("w"), Deleted: made})
 	if marked := l.marks(); len(marked) > 0 {
 		t.Errorf("left are %+v", marked)
 	}
@@ -103,6 +102,8 @@ func TestMarkEndsWithTheDefinition(t *testing.T) {
 	mark := l.mark("v", claim.Mark{Act: claim.Expanding, CapacityMin: 7})
 	v.Capacity = 7
 	l.refused("by another call", claim.ErrConflict, &command.RegisterVolume{Volume: v, Mark: mark.Index + 1})
+	l.refused("by a delete that was none", claim.ErrMarked,
+		&command.DeregisterVolume{Ref: ref("v"), Deleted: l.volume("v").CreateIndex})
 	l.must(&command.RegisterVolume{Volume: v, Mark: mark.Index})
 	if got := l.volume("v"); got.Mark != nil || got.Capacity != 7 {
 		t.Errorf("got %+v", got)

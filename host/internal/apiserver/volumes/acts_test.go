@@ -28,7 +28,7 @@ func TestAnActTakesItsMarkBeforeEachCall(t *testing.T) {
 	if !a.mark.Repeated || a.mark.Index <= first.Index {
 		t.Errorf("%+v after %+v", a.mark, first)
 	}
-	check.Must(cluster.Apply(t.Context(), ledger, &command.DeregisterVolume{Ref: v.VolumeRef, Mark: a.mark.Index}))(t)
+	check.Must(cluster.Apply(t.Context(), ledger, &command.DeregisterVolume{Ref: v.VolumeRef, Deleted: v.CreateIndex}))(t)
 	if err := a.begin(t.Context()); !errors.Is(err, claim.ErrVolumeNotFound) {
 		t.Errorf("of a volume that is gone: %v", err)
 	}

@@ -375,9 +375,7 @@ func (h *Handler) DeleteVolume(ctx context.Context,
 	switch {
 	case errors.Is(err, claim.ErrVolumeNotFound) && call.CallerOf(ctx).Key != "":
 		// An earlier attempt of this call may have deleted it. Then its key belongs to that attempt's command.
-		if forgotten := h.forgetDeleted(ctx, ref, 0); errors.Is(forgotten, claim.ErrConflict) {
-			err = nil
-		}
+		err = h.forgetDeleted(ctx, ref, 0)
 	case err == nil:
 		err = h.delete(ctx, v, req.GetSecrets())
 	}
@@ -391,7 +389,7 @@ func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string
 		return a.failed(ctx, err)
 	}
 	failpoint.Here("volume", "deleted")
-	if err := h.forgetDeleted(ctx, v.VolumeRef, a.mark.Index); err != nil {
+	if err := h.forgetDeleted(ctx, v.VolumeRef, v.CreateIndex); err != nil {
 		return fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish",
 			v.VolumeRef, v.PluginID, err)
 	}
@@ -399,11 +397,14 @@ func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string
 	return nil
 }
 
-// forgetDeleted deregisters a volume that has a mark, by the call's key, which no other command has.
-func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef, mark uint64) error {
-	c := &command.DeregisterVolume{Ref: ref, Mark: mark}
+// forgetDeleted deregisters a volume that was created at an index, unless another call has, by the call's key, which no other command has.
+func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef, created uint64) error {
+	c := &command.DeregisterVolume{Ref: ref, Deleted: created}
 	command.SetKey(c, call.CallerOf(ctx).Key)
 	_, err := cluster.Apply(ctx, h.Ledger, c)
+	if errors.Is(err, claim.ErrConflict) || created != 0 && errors.Is(err, claim.ErrVolumeNotFound) {
+		return nil
+	}
 	return err
 }
 
