@@ -397,8 +397,7 @@ func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string
 	return nil
 }
 
-// forgetDeleted deregisters a volume that was created at an index, unless another call has. It does so by the call's
-// key, which no other command has.
+// forgetDeleted deregisters the volume that was created at an index, if nobody has, by its call's own key.
 func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef, created uint64) error {
 	c := &command.DeregisterVolume{Ref: ref, Deleted: created}
 	command.SetKey(c, call.CallerOf(ctx).Key)
