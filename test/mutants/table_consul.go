@@ -96,7 +96,7 @@ var inConsul = []mutant{
 		in: "plugins/sids/internal/tokens", decl: "describable",
 		old: "name == \"\" || strings.ContainsAny(name, \"[]\")",
 		new: "name == \"\" || strings.ContainsAny(name, \"[\")",
-		pkg: "./plugins/sids/internal/tokens", run: "^TestDescribable$",
+		pkg: "./plugins/sids/internal/tokens", run: "^TestDescribable$", args: []string{"-rapid.nofailfile"},
 	},
 	{
 		name: "rate-outlives-its-caller", promise: "who gives up is not kept waiting by the rate of tokens",

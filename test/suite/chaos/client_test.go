@@ -160,23 +160,23 @@ func (s site) create(ctx context.Context, v *target) outcome {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	_, err := s.client.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: v.made})
-	switch {
-	case err == nil:
+	if err == nil {
 		if err := os.WriteFile(v.data, nil, 0o600); err != nil {
 			panic(err)
 		}
-		return done
-	case errors.As(err, new(*api.UnreachableError)):
-		return nothing
-	default:
-		return unknown
 	}
+	return ofAddition(err)
 }
 
 func (s site) register(ctx context.Context, spec *hostv1.VolumeSpec) outcome {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	_, err := s.client.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec})
+	return ofAddition(err)
+}
+
+// ofAddition maps the outcome of a call that makes a volume known, which nothing refuses.
+func ofAddition(err error) outcome {
 	switch {
 	case err == nil:
 		return done

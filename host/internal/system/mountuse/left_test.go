@@ -149,16 +149,23 @@ func TestLeftInANamespaceWithoutProcess(t *testing.T) {
 	}
 }
 
-// A container may open a device node that it was given at any time.
-func TestLeftOfADevice(t *testing.T) {
-	testbin.RequireRoot(t, "what is left of a block device")
-	v := Volume{Dir: tempDir(t)}
+// blockVolume is a volume that is a block device, bound to its path.
+func blockVolume(t *testing.T) (v Volume, device string) {
+	t.Helper()
+	v.Dir = tempDir(t)
 	v.Path = filepath.Join(v.Dir, "volume")
 	image := filepath.Join(tempDir(t), "image")
 	check.NoError(t, os.WriteFile(v.Path, nil, 0o600))
 	check.NoError(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
-	device, _ := attach(t, image)
+	device, _ = attach(t, image)
 	mount(t, device, v.Path, "", unix.MS_BIND)
+	return v, device
+}
+
+// A container may open a device node that it was given at any time.
+func TestLeftOfADevice(t *testing.T) {
+	testbin.RequireRoot(t, "what is left of a block device")
+	v, device := blockVolume(t)
 	was := IdentityNow(At(check.Must(Read(Self))(t), v.Path))
 	v.Was = &was
 	pid := inNamespace(t, "private", "cp -a $1 $2/node; umount $3; mount -t tmpfs dev /dev; mkdir /dev/disk; cp -a $2/node /dev/disk/data",
@@ -183,13 +190,7 @@ func TestLeftOfADevice(t *testing.T) {
 // A privileged container's /dev has all devices of the machine, and its memory: it was not given the volume's.
 func TestPrivilegedContainerHoldsNoDevice(t *testing.T) {
 	testbin.RequireRoot(t, "who holds a block device in another namespace")
-	v := Volume{Dir: tempDir(t)}
-	v.Path = filepath.Join(v.Dir, "volume")
-	image := filepath.Join(tempDir(t), "image")
-	check.NoError(t, os.WriteFile(v.Path, nil, 0o600))
-	check.NoError(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
-	device, _ := attach(t, image)
-	mount(t, device, v.Path, "", unix.MS_BIND)
+	v, device := blockVolume(t)
 	inNamespace(t, "private", "cp -a $1 $2; umount $3; mount -t tmpfs dev /dev; cp -a $2/* /dev; mknod /dev/mem c 1 1", device, tempDir(t), v.Path)
 	if got := check.Must(Holders(v))(t); len(got) > 0 {
 		t.Errorf("it is held by %v", got)
