@@ -99,6 +99,9 @@ func (tx volumeWrites) DeregisterVolume(c *command.DeregisterVolume) (zero comma
 	if err != nil {
 		return zero, err
 	}
+	if c.Deleted != 0 && c.Deleted != v.CreateIndex {
+		return zero, fmt.Errorf("volume %q was made anew at index %d: %w", c.Ref, v.CreateIndex, claim.ErrConflict)
+	}
 	held, err := tx.someClaims(c.Ref, command.MaxItems+1)
 	if err != nil {
 		return zero, err
@@ -108,9 +111,6 @@ func (tx volumeWrites) DeregisterVolume(c *command.DeregisterVolume) (zero comma
 			Reason: claim.ErrVolumeInUse, Volume: c.Ref, Detail: "cannot be deregistered while it is claimed",
 			Holders: held, At: c.At,
 		}
-	}
-	if c.Deleted != 0 && c.Deleted != v.CreateIndex {
-		return zero, fmt.Errorf("volume %q was made anew at index %d: %w", c.Ref, v.CreateIndex, claim.ErrConflict)
 	}
 	if v.Mark != nil && !c.Force && (c.Deleted == 0 || v.Mark.Act != claim.Deleting) {
 		return zero, v.Mark.Refuse(c.Ref, "", c.At)

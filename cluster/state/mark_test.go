@@ -90,6 +90,10 @@ func TestMarkExcludesClaims(t *testing.T) {
 	made := l.volume("w").CreateIndex
 	l.refused("the deletion of another volume", claim.ErrConflict, &command.DeregisterVolume{Ref: ref("w"), Deleted: made + 1})
 	l.must(&command.DeregisterVolume{Ref: ref("w"), Deleted: made})
+	l.must(&command.RegisterVolume{Volume: volume("w", claim.MultiNodeMultiWriter)})
+	l.must(startOf("later", "w"))
+	l.refused("a late deletion, while another volume of the name is claimed", claim.ErrConflict,
+		&command.DeregisterVolume{Ref: ref("w"), Deleted: made})
 	if marked := l.marks(); len(marked) > 0 {
 		t.Errorf("left are %+v", marked)
 	}
