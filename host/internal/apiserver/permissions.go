@@ -42,6 +42,7 @@ var needs = map[string]need{
 	v1.WorkloadServiceCheckWorkloadProcedure: query(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume)), others,
 		identities),
 	v1.WorkloadServiceRunningWorkloadProcedure: change(in(acl.SubmitWorkload)),
+	v1.WorkloadServiceLeaveWorkloadProcedure:   change(in(acl.SubmitWorkload)),
 	v1.WorkloadServiceStopWorkloadProcedure:    change(in(acl.SubmitWorkload), forced(to(acl.Operator, acl.Write))),
 	v1.WorkloadServiceGetWorkloadProcedure:     query(in(acl.ReadWorkload)),
 	v1.WorkloadServiceListWorkloadsProcedure:   query(within(acl.ListWorkloads)),

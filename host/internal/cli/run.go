@@ -21,6 +21,7 @@ import (
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/host/internal/cli/launch/child"
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/vars"
 	escape "github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -29,6 +30,9 @@ import (
 
 // leftoverGrace is how long processes that the program left have to end by themselves.
 const leftoverGrace = 10 * time.Second
+
+// leaveGrace is how long the agent has to take services out of the catalog, beside their shutdown_delay.
+const leaveGrace = 15 * time.Second
 
 // echoTime is how long after the program's end signals are taken as meant for the program.
 const echoTime = 500 * time.Millisecond
@@ -223,17 +227,26 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 	if err := proc.Go(); err != nil {
 		return 0, err
 	}
-	r.forward(proc)
+	r.forward(ctx, proc)
 	return proc.Wait()
 }
 
-// forward passes signals on until the program has ended.
-func (r *run) forward(proc *launch.Process) {
+// forward passes signals on until the program has ended. The first SIGTERM is a stop; another one reaches the program
+// at once.
+func (r *run) forward(ctx context.Context, proc *launch.Process) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stopping := false
 	for {
 		select {
 		case <-proc.Done():
 			return
 		case s := <-r.signals:
+			if s == syscall.SIGTERM && !stopping {
+				stopping = true
+				go r.end(ctx, proc)
+				continue
+			}
 			send := proc.Signal
 			key := s == syscall.SIGINT || s == syscall.SIGQUIT || s == syscall.SIGTSTP || s == syscall.SIGWINCH
 			if key && inForeground() {
@@ -247,6 +260,44 @@ func (r *run) forward(proc *launch.Process) {
 			}
 		}
 	}
+}
+
+// end takes the services out of Consul's catalog and then asks the program to end. It is killed when its kill_timeout,
+// if it has one, is over. ctx ends with the program.
+func (r *run) end(ctx context.Context, proc *launch.Process) {
+	exec := r.spec.GetExec()
+	sig, timeout := process.Ending(exec.GetKillSignal(), exec.GetKillTimeout())
+	if err := r.leave(ctx); err != nil {
+		r.Note("warning: the services may be in Consul's catalog still: %s", message(err))
+	}
+	if err := proc.Signal(sig); err != nil {
+		r.Note("warning: %v", err)
+	}
+	if timeout == 0 {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(timeout):
+		r.Note("the program did not end within its kill_timeout of %s: it is killed", timeout)
+		_ = proc.Signal(syscall.SIGKILL) // it may have ended
+	}
+}
+
+// leave is nil as well when ctx ends first.
+func (r *run) leave(ctx context.Context) error {
+	if len(r.spec.GetServices()) == 0 {
+		return nil
+	}
+	delay, _ := time.ParseDuration(r.spec.GetShutdownDelay()) // the default is short
+	bounded, cancel := context.WithTimeout(ctx, delay+leaveGrace)
+	defer cancel()
+	_, err := r.Workloads.LeaveWorkload(bounded,
+		&hostv1.LeaveWorkloadRequest{Namespace: r.spec.GetNamespace(), Id: r.spec.GetId()})
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // inForeground reports whether the controlling terminal sends the signals of its keys to

@@ -22,7 +22,7 @@ import (
 
 func workloadNoun() noun {
 	var node string
-	return nounOf("workload", "Workloads, their volumes and services", append(workloadSpecVerbs(), runVerb(), stopVerb(),
+	return nounOf("workload", "Workloads, their volumes and services", append(workloadSpecVerbs(), runVerb(), leaveVerb(), stopVerb(),
 		verb{
 			use: "status [SPEC|ID]", short: "List the workloads, or show one with its mounts, services and steps",
 			example: "redis\nredis -node n2", formats: mountFormats,
@@ -311,6 +311,25 @@ Consul lets it.`,
 				&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id, Force: s.force})
 			p.close()
 			return c.Print(&hostv1.GetWorkloadResponse{Workload: w}, err, func() { c.Note("workload %q is stopped", id) })
+		},
+	}
+}
+
+func leaveVerb() verb {
+	return verb{
+		use: "leave SPEC|ID", short: "Take the services of a workload out of Consul's catalog before it is stopped", example: "web",
+		long: `Take the services of a running workload out of Consul's catalog, and return when their callers
+have had the spec's shutdown_delay to see that: no request is lost when what runs the workload
+is stopped then. The workload runs on; pannier workload start registers them again. A stop of
+pannier workload run, and of a program that it runs, does this by itself.`,
+		run: func(ctx context.Context, c *call) error {
+			namespace, id, err := c.specOrID()
+			if err != nil {
+				return err
+			}
+			c.Note("workload %q leaves Consul's catalog and waits for its shutdown_delay", id)
+			resp, err := c.Workloads.LeaveWorkload(ctx, &hostv1.LeaveWorkloadRequest{Namespace: namespace, Id: id})
+			return c.Print(resp, err, func() { c.Note("the services of workload %q have left", id) })
 		},
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 var (
 	workloadFields = fields{
-		attrs: []string{"namespace", "user", "canary", "after", "replaces", "units"}, blocks: []string{"network", "exec", "sidecar"},
+		attrs: []string{"namespace", "user", "canary", "after", "replaces", "units", "shutdown_delay"}, blocks: []string{"network", "exec", "sidecar"},
 		labelled: []string{"volume", "device", "identity"}, named: []string{"service"},
 	}
 	deviceFields  = fields{attrs: []string{"count"}}
@@ -91,6 +91,7 @@ func workloadSpec(s *section, block *hcl.Block) *hostv1.WorkloadSpec {
 	in.strings("after", &spec.After)
 	in.strings("replaces", &spec.Replaces)
 	in.strings("units", &spec.Units)
+	in.str("shutdown_delay", &spec.ShutdownDelay)
 	spec.Ports = r.ports(in)
 	for _, port := range spec.Ports {
 		r.labels = append(r.labels, port.Label)
@@ -202,11 +203,13 @@ func (r *workloadReader) program(s *section) *hostv1.Exec {
 	if block == nil {
 		return nil
 	}
-	in := s.inner(block, fields{attrs: []string{"command", "args", "user"}, blocks: []string{"env"}})
+	in := s.inner(block, fields{attrs: []string{"command", "args", "user", "kill_signal", "kill_timeout"}, blocks: []string{"env"}})
 	r.places["/exec"] = in
 	e := &hostv1.Exec{}
 	in.str("command", &e.Command)
 	in.str("user", &e.User)
+	in.str("kill_signal", &e.KillSignal)
+	in.str("kill_timeout", &e.KillTimeout)
 	in.later = newLater(vars.InPrograms(r.labels))
 	in.strings("args", &e.Args)
 	e.Env = in.free("env", false)

@@ -41,7 +41,8 @@ type instance struct {
 
 	volumes  *volumesteps.Set
 	services []*servicesteps.Service
-	secrets  string // the folder of its services' files
+	leftAt   time.Time // when they were last found to be out of Consul's catalog
+	secrets  string    // the folder of its services' files
 	revision revision
 
 	waitsFor []claim.WorkloadRef // those of which something is left; mu guards it

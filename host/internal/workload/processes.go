@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,8 +20,8 @@ import (
 )
 
 // ownerGrace is how long an owner has to end what its workload's process has left in the namespace.
-// It is enough for pannier workload run, which gives leftovers and then sidecars 10 s each.
-const ownerGrace = 25 * time.Second
+// It is enough for pannier workload run, which gives leftovers, the drain of proxies and their end 10 s each.
+const ownerGrace = 35 * time.Second
 
 // Running notes the process of a workload, which is released when that process ends. caller is the process that names
 // it, 0 if the workload has no owner: a stop kills the workload's process and all others in its mount namespace, so
@@ -187,8 +188,8 @@ func (i *instance) ran(p *process.Process) (err error) {
 	return nil
 }
 
-// endProcesses ends what still uses the volumes: first the workload's process, by SIGTERM and then
-// SIGKILL; then all others in its private mount namespace, where the volumes stay mounted after
+// endProcesses ends what still uses the volumes: first the workload's process, by its
+// kill_signal and then SIGKILL; then all others in its private mount namespace, where the volumes stay mounted after
 // the host has unmounted them. A living owner may end those first in its own way.
 func (r *run) endProcesses(ctx context.Context) error {
 	r.mu.Lock()
@@ -205,7 +206,11 @@ func (r *run) endProcesses(ctx context.Context) error {
 		}
 	})()
 	if p != nil {
-		err := endProcess(graceful, p, unix.SIGTERM, r.m.limits.stopGrace)
+		sig, timeout := unix.SIGTERM, time.Duration(0)
+		if exec := r.rec.Spec.Exec; exec != nil {
+			sig, timeout = process.Ending(exec.KillSignal, exec.KillTimeout)
+		}
+		err := endProcess(graceful, p, sig, cmp.Or(timeout, r.m.limits.stopGrace))
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = endProcess(ctx, p, unix.SIGKILL, r.m.limits.killGrace)
 		}

@@ -45,6 +45,7 @@ type record struct {
 	Failed    bool      `json:"failed,omitempty"`    // its start failed, or its mounts could not be brought back
 	Waiting   string    `json:"waiting,omitempty"`   // what its start or its release waits for
 	ForcedBy  string    `json:"forced_by,omitempty"` // see step.Workload
+	Left      bool      `json:"left,omitempty"`      // its services are to be out of Consul's catalog until the next start
 	BootID    string    `json:"boot_id"`
 	StartedAt time.Time `json:"started_at"`
 	// StartedOn is StartedAt on the clock of leases, which is never set.

@@ -28,7 +28,7 @@ type revision struct {
 
 // fixed is the spec without what may change while the workload runs.
 func fixed(s Spec) Spec {
-	s.Canary, s.Units = false, nil
+	s.Canary, s.Units, s.ShutdownDelay = false, nil, ""
 	s.Services = slices.Clone(s.Services)
 	for n := range s.Services {
 		v := &s.Services[n]
@@ -114,6 +114,7 @@ func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 		}
 	}
 	swap(1)
+	i.rec.Left = false
 	if err := i.write(); err != nil {
 		spec = was
 		swap(-1)
@@ -135,11 +136,17 @@ func listenersWithout(s, o *Spec) []ports.Request {
 	})
 }
 
-// pending reports that a service is not registered as the spec has it, or that its bootstrap is to be made again. i.mu
-// is held.
-func (i *instance) pending() bool { return slices.ContainsFunc(i.services, outdated) }
+// pending reports that a service is outdated. i.mu is held.
+func (i *instance) pending() bool { return slices.ContainsFunc(i.services, i.outdated) }
 
-func outdated(s *servicesteps.Service) bool { return s.Stale() || s.Remake > 0 }
+// outdated reports that a service is not registered as the spec has it, or that its bootstrap is to be made again;
+// where the services have left the catalog, that it has not. i.mu is held.
+func (i *instance) outdated(s *servicesteps.Service) bool {
+	if i.rec.Left {
+		return s.Registered != nil
+	}
+	return s.Stale() || s.Remake > 0
+}
 
 // askRevision wakes the workload's goroutine. i.mu is held.
 func (i *instance) askRevision() uint64 {
@@ -185,7 +192,7 @@ func (r *run) keepRegistered(ctx context.Context) {
 func (r *run) revise(ctx context.Context) error {
 	r.mu.Lock()
 	asked := r.revision.asked
-	todo := slices.DeleteFunc(slices.Clone(r.services), func(s *servicesteps.Service) bool { return !outdated(s) })
+	todo := slices.DeleteFunc(slices.Clone(r.services), func(s *servicesteps.Service) bool { return !r.outdated(s) })
 	r.mu.Unlock()
 	var registered atomic.Bool
 	var all errgroup.Group
@@ -203,7 +210,12 @@ func (r *run) revise(ctx context.Context) error {
 	}
 	err := all.Wait()
 	if ctx.Err() == nil { // otherwise it is being taken down
-		r.Update(func() { r.revision.answered, r.revision.err = asked, err })
+		r.Update(func() {
+			r.revision.answered, r.revision.err = asked, err
+			if r.rec.Left && len(todo) > 0 && err == nil {
+				r.leftAt = time.Now()
+			}
+		})
 	}
 	if err == nil && registered.Load() {
 		r.event("updated", "its services were registered as the changed spec has them")
@@ -211,12 +223,16 @@ func (r *run) revise(ctx context.Context) error {
 	return err
 }
 
-// reviseService registers a service as the spec has it now, and then makes its bootstrap again.
+// reviseService registers a service as the spec has it now, and then makes its bootstrap again; or it removes it from
+// the catalog.
 func (r *run) reviseService(ctx context.Context, s *servicesteps.Service) (registered bool, err error) {
-	var is bool
-	r.View(func() { is = s.Stale() })
+	var is, left bool
+	r.View(func() { is, left = s.Stale(), r.rec.Left })
+	register := actions[slices.IndexFunc(actions, func(a action) bool { return a.name == registerStep })]
+	if left {
+		return false, r.undo(ctx, register, serviceSubject(s))
+	}
 	if is {
-		register := actions[slices.IndexFunc(actions, func(a action) bool { return a.name == registerStep })]
 		if err := r.do(ctx, register, serviceSubject(s)); err != nil {
 			return false, err
 		}

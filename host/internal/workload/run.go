@@ -298,7 +298,8 @@ func (r *run) takeDown(ctx context.Context) {
 	}
 }
 
-// attempt makes one attempt to release the workload: first its processes, then its mounts, then its claims. Without the
+// attempt makes one attempt to release the workload: first its services leave the catalog, then its processes end, then
+// its mounts and its claims. Without the
 // ledger it goes as far as the mounts: a node that is cut off must be able to unmount its volumes. An attempt that is
 // not by force ends when an operator forces it.
 func (r *run) attempt(ctx context.Context) (err error) {
@@ -311,6 +312,7 @@ func (r *run) attempt(ctx context.Context) (err error) {
 		defer cancel(nil)
 		defer context.AfterFunc(r.forced, func() { cancel(errForced) })() //nolint:contextcheck // the force, besides ctx
 	}
+	r.leave(ctx)
 	if err := r.endProcesses(ctx); err != nil {
 		return err
 	}

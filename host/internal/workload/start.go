@@ -150,7 +150,8 @@ func (m *Manager) join(i *instance, s Workload, spec Spec, opts Options) (asked 
 		return m.revise(i, spec)
 	}
 	i.View(func() {
-		if s.State == Running && i.pending() {
+		if s.State == Running && (i.rec.Left || i.pending()) {
+			i.rec.Left = false // the journal gets it with the registration
 			asked = i.askRevision()
 		}
 	})

@@ -215,6 +215,9 @@ func (i *instance) snapshot() Workload {
 	w.Devices, w.Reservation = i.rec.Devices, i.rec.Reservation
 	for _, s := range i.services {
 		w.Services = append(w.Services, s.Status(i.secrets))
+		if i.rec.Left && s.Registered == nil && w.State == Running {
+			w.Services[len(w.Services)-1].Message = "it has left Consul's catalog: pannier workload start registers it again"
+		}
 		if s.Identified() {
 			w.SecretsDir = i.secrets
 		}

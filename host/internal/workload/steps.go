@@ -43,6 +43,10 @@ const (
 	identifyStep = "identify"
 )
 
+// leaveStep is shown while a workload that is stopped leaves Consul's catalog, before its process is asked to end: the
+// undo of register comes first then.
+const leaveStep = "leave"
+
 // action is what one step of the table does and undoes.
 type action struct {
 	name string

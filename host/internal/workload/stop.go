@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
 // Stop takes a workload down and returns when nothing is left of it. It continues when ctx ends;
@@ -32,6 +35,70 @@ func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string
 		}
 	}
 	return m.follow(ctx, i, undone, func(s State, _ bool) bool { return s.Ended() })
+}
+
+// Leave takes the services of a running workload out of Consul's catalog, and returns when their callers have had its
+// shutdown_delay to see that. The next start registers them again. A workload that ends is success.
+func (m *Manager) Leave(ctx context.Context, ref claim.WorkloadRef) error {
+	i, err := m.known.find(ref)
+	if err != nil {
+		return err
+	}
+	switch state := i.snapshot().State; {
+	case state.over():
+		return nil
+	case state != Running:
+		return fmt.Errorf("%s: %w: it is %s", i, ErrConflict, state)
+	}
+	var asked uint64
+	err = i.Save(func() {
+		i.rec.Left = true
+		asked = i.askRevision()
+	})
+	if err != nil {
+		return fmt.Errorf("take the services of %s out of the catalog: %w", i, err)
+	}
+	var kept error
+	w, err := m.follow(ctx, i, nil, func(s State, _ bool) (answered bool) {
+		answered, kept = i.revised(asked)
+		return answered || s.over()
+	})
+	if err = cmp.Or(err, kept); err != nil || w.State.over() {
+		return err
+	}
+	return step.Sleep(ctx, i.delay())
+}
+
+// delay is what is left of the time that the callers of its services have to see that these have left the catalog.
+func (i *instance) delay() (d time.Duration) {
+	i.View(func() { d = i.rec.Spec.Delay() - time.Since(i.leftAt) })
+	return d
+}
+
+// leave takes the services out of Consul's catalog before the process is asked to end, and gives their callers time to
+// see that. What fails is tried again when the process has ended. A node that was cut off has no time for it, and what
+// has ended already needs none.
+func (r *run) leave(ctx context.Context) {
+	var p *process.Process
+	r.View(func() { p = r.process })
+	if len(r.services) == 0 || p == nil || isClosed(p.Done()) || r.isCutOff() || r.forced.Err() != nil {
+		return
+	}
+	ctx, end := r.beginStep(ctx, leaveStep, subject{}, true)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(r.cutOff, cancel)() //nolint:contextcheck // the cut, besides ctx
+	r.Update(func() { r.rec.Left = true })      // the journal gets it with the first undo
+	err := r.revise(ctx)
+	if err == nil {
+		select {
+		case <-time.After(r.delay()):
+		case <-p.Done():
+		case <-r.hurry:
+		case <-ctx.Done():
+		}
+	}
+	end(StepDone, err)
 }
 
 // Force lets the release of a workload unmount volumes itself that their drivers do not unmount, if nothing uses them:

@@ -49,6 +49,8 @@ type Workloads interface {
 	Check(ctx context.Context, spec specs.Spec) (workload.Check, error)
 	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
 		error)
+	// Leave takes a workload's services out of Consul's catalog, for its stop.
+	Leave(ctx context.Context, ref claim.WorkloadRef) error
 	// Force lets the release of a workload unmount what drivers do not.
 	Force(ref claim.WorkloadRef, by string) error
 	Running(ref claim.WorkloadRef, pid, caller int) error
@@ -178,6 +180,17 @@ func (h *Handler) StopWorkload(ctx context.Context, req *hostv1.StopWorkloadRequ
 		return err
 	}
 	return stream.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: shown}})
+}
+
+// LeaveWorkload takes the services of a workload out of the catalog.
+func (h *Handler) LeaveWorkload(ctx context.Context,
+	req *hostv1.LeaveWorkloadRequest,
+) (*hostv1.LeaveWorkloadResponse, error) {
+	ref, err := workloadRef(req)
+	if err != nil {
+		return nil, err
+	}
+	return &hostv1.LeaveWorkloadResponse{}, h.Workloads.Leave(ctx, ref)
 }
 
 // RunningWorkload records which process is the workload.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -67,6 +68,19 @@ func adminOf(bootstrap string) (network, address string) {
 
 // serves reports whether the process of a base ID and an epoch serves, by the admin API, which is the newest process's.
 func serves(ctx context.Context, network, admin string, baseID, epoch int) bool {
+	var info struct {
+		State   string `json:"state"`
+		Options struct {
+			BaseID string `json:"base_id"`
+			Epoch  int    `json:"restart_epoch"`
+		} `json:"command_line_options"`
+	}
+	err := ask(ctx, network, admin, http.MethodGet, "/server_info", &info)
+	return err == nil && info.State == "LIVE" && info.Options.BaseID == strconv.Itoa(baseID) && info.Options.Epoch == epoch
+}
+
+// ask calls an Envoy's admin API. out is what the answer's JSON is put in; nil: nothing.
+func ask(ctx context.Context, network, admin, method, path string, out any) error {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -75,22 +89,63 @@ func serves(ctx context.Context, network, admin string, baseID, epoch int) bool 
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envoy/server_info", http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, method, "http://envoy"+path, http.NoBody)
 	if err != nil {
-		return false
+		return err
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		return false
+		return err
 	}
 	defer resp.Body.Close()
-	var info struct {
-		State   string `json:"state"`
-		Options struct {
-			BaseID string `json:"base_id"`
-			Epoch  int    `json:"restart_epoch"`
-		} `json:"command_line_options"`
+	if out == nil {
+		return nil
 	}
-	err = json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&info)
-	return err == nil && info.State == "LIVE" && info.Options.BaseID == strconv.Itoa(baseID) && info.Options.Epoch == epoch
+	return json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(out)
+}
+
+// drain asks an Envoy to end its connections, and waits until what they carry has been sent, or for as long as ctx
+// says. Another program does not answer, and is not waited for.
+func drain(ctx context.Context, network, admin string, look time.Duration) {
+	if admin == "" || ask(ctx, network, admin, http.MethodPost, "/drain_listeners?graceful", nil) != nil {
+		return
+	}
+	for carries(ctx, network, admin) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(look):
+		}
+	}
+}
+
+// carried are the gauges of what an Envoy's connections carry: all connections, those of HTTP, the requests of these,
+// and the bytes that are not sent yet. The admin API's own are left out.
+var carried = regexp.MustCompile(
+	`^(listener|http|tcp)\.(.+)\.(downstream_cx_active|downstream_rq_active|downstream_cx_tx_bytes_buffered)$`)
+
+// carries reports whether an Envoy has a connection of TCP, a request of HTTP, or bytes to send. An idle connection of
+// HTTP is none.
+func carries(ctx context.Context, network, admin string) bool {
+	var answer struct {
+		Stats []struct {
+			Name  string `json:"name"`
+			Value int    `json:"value"`
+		} `json:"stats"`
+	}
+	if ask(ctx, network, admin, http.MethodGet, "/stats?format=json&type=Gauges&filter=downstream_", &answer) != nil {
+		return false
+	}
+	count := 0
+	for _, s := range answer.Stats {
+		parts := carried.FindStringSubmatch(s.Name)
+		if parts == nil || parts[2] == "admin" || strings.Contains(parts[2], "worker_") {
+			continue
+		}
+		if parts[1] == "http" && parts[3] == "downstream_cx_active" {
+			count -= s.Value // the listener has counted it
+		} else {
+			count += s.Value
+		}
+	}
+	return count > 0
 }

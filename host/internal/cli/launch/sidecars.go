@@ -27,13 +27,15 @@ type timing struct {
 	watch, grace time.Duration
 	// ready bounds the wait for a process that is started beside another.
 	ready time.Duration
+	// drain bounds the wait for what an Envoy's connections carry when it is stopped.
+	drain time.Duration
 	// killed bounds the wait for killed processes to end.
 	killed time.Duration
 }
 
 var defaultTiming = timing{
 	first: 500 * time.Millisecond, longest: 30 * time.Second, stable: time.Minute,
-	watch: time.Second, grace: 10 * time.Second, ready: time.Minute, killed: 10 * time.Second,
+	watch: time.Second, grace: 10 * time.Second, ready: time.Minute, drain: 10 * time.Second, killed: 10 * time.Second,
 }
 
 // Sidecars are programs that run beside a workload's own, in its mount namespace. Each
@@ -122,11 +124,12 @@ func (s *Sidecars) StopRestarts() (sessions []int) {
 	return sessions
 }
 
-// Stop ends the sidecars and what is left in their sessions: SIGTERM first, SIGKILL
-// after the grace or as soon as ctx is done. It returns when none is left. To be called
+// Stop ends the sidecars and what is left in their sessions: an Envoy drains, then SIGTERM,
+// SIGKILL after the grace or as soon as ctx is done. It returns when none is left. To be called
 // once the program, and what that left, have ended. It may be called more than once.
 func (s *Sidecars) Stop(ctx context.Context, grace time.Duration) {
 	s.StopRestarts()
+	s.drain(ctx)
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	for _, c := range s.all {
@@ -143,6 +146,20 @@ func (s *Sidecars) Stop(ctx context.Context, grace time.Duration) {
 		<-c.done
 	}
 	_ = s.namespace.Close() // Nothing is written to it.
+}
+
+// drain lets each Envoy send what its connections carry, for a bounded time.
+func (s *Sidecars) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.timing.drain)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, c := range s.all {
+		all.Go(func() {
+			network, admin := adminOf(c.File)
+			drain(ctx, network, admin, s.timing.watch/20)
+		})
+	}
+	all.Wait()
 }
 
 // sidecar is one of them.

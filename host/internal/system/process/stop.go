@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,13 @@ import (
 // afterKill bounds the wait for killed processes to end. Only a process that is blocked in the kernel (state D, such
 // as on a dead NFS mount) takes longer.
 const afterKill = 10 * time.Second
+
+// Ending is the signal that asks a workload's program to end, by the name of one or SIGTERM where that is empty, and how
+// long the program then has until it is killed; 0: the text is empty, and the caller knows.
+func Ending(signal, timeout string) (unix.Signal, time.Duration) {
+	patience, _ := time.ParseDuration(timeout)
+	return cmp.Or(unix.SignalNum(signal), unix.SIGTERM), patience
+}
 
 // Stop stops the process and its whole group, including what is left of the group of a process that has ended:
 // SIGTERM, then SIGKILL when ctx ends. It returns when nothing is left, or with an error that names what cannot be

@@ -9,7 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/owner"
@@ -84,7 +87,12 @@ func (s *Spec) Problems() []*service.Problem {
 			c.fail(exec.in("command"), "is required")
 		}
 		c.env(exec, s.Exec.Env)
+		c.duration(exec.in("kill_timeout"), s.Exec.KillTimeout)
+		if name := s.Exec.KillSignal; name != "" && unix.SignalNum(name) == 0 {
+			c.fail(exec.in("kill_signal"), "%q is no signal, such as SIGINT", name)
+		}
 	}
+	c.duration(root.in("shutdown_delay"), s.ShutdownDelay)
 	c.sidecars(s)
 	return c.problems
 }
@@ -110,6 +118,12 @@ func (c *checker) fail(at block, format string, args ...any) {
 func (c *checker) id(at block, err error) {
 	if err != nil {
 		c.fail(at, "%v", err)
+	}
+}
+
+func (c *checker) duration(at block, text string) {
+	if d, err := time.ParseDuration(text); text != "" && (err != nil || d < 0) {
+		c.fail(at, "%q is no duration, such as 5s", text)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -38,6 +39,9 @@ type Spec struct {
 	Replaces []claim.WorkloadRef `json:"replaces,omitempty" proto:"-"`
 	// Units are the systemd services that get the workload's secrets as credentials.
 	Units []string `json:"units,omitempty"`
+	// ShutdownDelay is how long a stop waits after the services have left Consul's catalog, such as "5s"; empty: see
+	// Delay.
+	ShutdownDelay string `json:"shutdown_delay,omitempty"`
 }
 
 // VolumeRequest asks for one volume at one destination. A workload may request a volume more than
@@ -89,6 +93,24 @@ type Exec struct {
 	Args    []string          `json:"args,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
 	User    string            `json:"user,omitempty"`
+	// KillSignal asks the program to end, and KillTimeout later it is killed; see process.Ending.
+	KillSignal  string `json:"kill_signal,omitempty"`
+	KillTimeout string `json:"kill_timeout,omitempty"`
+}
+
+// meshDelay is how long the proxies of other services have to see that one has left the catalog.
+const meshDelay = 3 * time.Second
+
+// Delay is how long a stop waits between the end of the services' registrations and that of the program. The
+// specification is valid.
+func (s *Spec) Delay() time.Duration {
+	if d, err := time.ParseDuration(s.ShutdownDelay); err == nil {
+		return d
+	}
+	if slices.ContainsFunc(s.Services, func(v service.Service) bool { return v.Connect != nil && !v.IdentityOnly }) {
+		return meshDelay
+	}
+	return 0
 }
 
 // Of converts a message, but for its services. Names of workloads without a namespace are in the spec's. Empty lists

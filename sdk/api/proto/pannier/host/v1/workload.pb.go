@@ -45,7 +45,10 @@ type WorkloadSpec struct {
 	// replaces is like after, but also asks each of the workloads to stop.
 	Replaces []string `protobuf:"bytes,12,rep,name=replaces,proto3" json:"replaces,omitempty"`
 	// units are the systemd services that get the workload's secrets by LoadCredential= (systemd.exec(5)).
-	Units         []string `protobuf:"bytes,13,rep,name=units,proto3" json:"units,omitempty"`
+	Units []string `protobuf:"bytes,13,rep,name=units,proto3" json:"units,omitempty"`
+	// shutdown_delay is how long a stop waits between the end of the services' registrations and that of the program,
+	// such as "5s"; empty: 3s with a service in the mesh, else 0s.
+	ShutdownDelay string `protobuf:"bytes,14,opt,name=shutdown_delay,json=shutdownDelay,proto3" json:"shutdown_delay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -169,6 +172,13 @@ func (x *WorkloadSpec) GetUnits() []string {
 		return x.Units
 	}
 	return nil
+}
+
+func (x *WorkloadSpec) GetShutdownDelay() string {
+	if x != nil {
+		return x.ShutdownDelay
+	}
+	return ""
 }
 
 // DeviceRequest requests devices of this node that no other workload has.
@@ -470,11 +480,15 @@ func (x *VolumeRequest) GetAttributes() map[string]string {
 }
 
 type Exec struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Command       string                 `protobuf:"bytes,1,opt,name=command,proto3" json:"command,omitempty"`
-	Args          []string               `protobuf:"bytes,2,rep,name=args,proto3" json:"args,omitempty"`
-	Env           map[string]string      `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	User          string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Command string                 `protobuf:"bytes,1,opt,name=command,proto3" json:"command,omitempty"`
+	Args    []string               `protobuf:"bytes,2,rep,name=args,proto3" json:"args,omitempty"`
+	Env     map[string]string      `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	User    string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	// kill_signal asks the program to end, such as "SIGINT"; empty: SIGTERM.
+	KillSignal string `protobuf:"bytes,5,opt,name=kill_signal,json=killSignal,proto3" json:"kill_signal,omitempty"`
+	// kill_timeout is how long the program then has until it is killed, such as "30s"; empty: 10s.
+	KillTimeout   string `protobuf:"bytes,6,opt,name=kill_timeout,json=killTimeout,proto3" json:"kill_timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -533,6 +547,20 @@ func (x *Exec) GetEnv() map[string]string {
 func (x *Exec) GetUser() string {
 	if x != nil {
 		return x.User
+	}
+	return ""
+}
+
+func (x *Exec) GetKillSignal() string {
+	if x != nil {
+		return x.KillSignal
+	}
+	return ""
+}
+
+func (x *Exec) GetKillTimeout() string {
+	if x != nil {
+		return x.KillTimeout
 	}
 	return ""
 }
@@ -2028,6 +2056,94 @@ func (*RunningWorkloadResponse) Descriptor() ([]byte, []int) {
 	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
 }
 
+type LeaveWorkloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaveWorkloadRequest) Reset() {
+	*x = LeaveWorkloadRequest{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaveWorkloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaveWorkloadRequest) ProtoMessage() {}
+
+func (x *LeaveWorkloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaveWorkloadRequest.ProtoReflect.Descriptor instead.
+func (*LeaveWorkloadRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *LeaveWorkloadRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *LeaveWorkloadRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type LeaveWorkloadResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaveWorkloadResponse) Reset() {
+	*x = LeaveWorkloadResponse{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaveWorkloadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaveWorkloadResponse) ProtoMessage() {}
+
+func (x *LeaveWorkloadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaveWorkloadResponse.ProtoReflect.Descriptor instead.
+func (*LeaveWorkloadResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
+}
+
 type StopWorkloadRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -2040,7 +2156,7 @@ type StopWorkloadRequest struct {
 
 func (x *StopWorkloadRequest) Reset() {
 	*x = StopWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2168,7 @@ func (x *StopWorkloadRequest) String() string {
 func (*StopWorkloadRequest) ProtoMessage() {}
 
 func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2181,7 @@ func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StopWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StopWorkloadRequest) GetNamespace() string {
@@ -2102,7 +2218,7 @@ type StopWorkloadResponse struct {
 
 func (x *StopWorkloadResponse) Reset() {
 	*x = StopWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2230,7 @@ func (x *StopWorkloadResponse) String() string {
 func (*StopWorkloadResponse) ProtoMessage() {}
 
 func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2243,7 @@ func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StopWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StopWorkloadResponse) GetEvent() isStopWorkloadResponse_Event {
@@ -2187,7 +2303,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +2315,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +2328,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetWorkloadRequest) GetNamespace() string {
@@ -2263,7 +2379,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +2391,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +2404,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *Workload {
@@ -2327,7 +2443,7 @@ type InspectedToken struct {
 
 func (x *InspectedToken) Reset() {
 	*x = InspectedToken{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2455,7 @@ func (x *InspectedToken) String() string {
 func (*InspectedToken) ProtoMessage() {}
 
 func (x *InspectedToken) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2468,7 @@ func (x *InspectedToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectedToken.ProtoReflect.Descriptor instead.
 func (*InspectedToken) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *InspectedToken) GetToken() *Token {
@@ -2399,7 +2515,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +2527,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +2540,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Holder) GetRequest() string {
@@ -2488,7 +2604,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2500,7 +2616,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2513,7 +2629,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListWorkloadsRequest) GetNamespace() string {
@@ -2541,7 +2657,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2669,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2682,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
@@ -2587,7 +2703,7 @@ var File_pannier_host_v1_workload_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\n" +
-	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bpannier/host/v1/token.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xeb\x03\n" +
+	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bpannier/host/v1/token.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\x92\x04\n" +
 	"\fWorkloadSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x128\n" +
@@ -2602,7 +2718,8 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	" \x03(\v2\x1e.pannier.host.v1.DeviceRequestR\adevices\x12\x14\n" +
 	"\x05after\x18\v \x03(\tR\x05after\x12\x1a\n" +
 	"\breplaces\x18\f \x03(\tR\breplaces\x12\x14\n" +
-	"\x05units\x18\r \x03(\tR\x05units\"9\n" +
+	"\x05units\x18\r \x03(\tR\x05units\x12%\n" +
+	"\x0eshutdown_delay\x18\x0e \x01(\tR\rshutdownDelay\"9\n" +
 	"\rDeviceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x05R\x05count\"4\n" +
@@ -2632,12 +2749,15 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"attributes\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb2\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf6\x01\n" +
 	"\x04Exec\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x120\n" +
 	"\x03env\x18\x03 \x03(\v2\x1e.pannier.host.v1.Exec.EnvEntryR\x03env\x12\x12\n" +
-	"\x04user\x18\x04 \x01(\tR\x04user\x1a6\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x12\x1f\n" +
+	"\vkill_signal\x18\x05 \x01(\tR\n" +
+	"killSignal\x12!\n" +
+	"\fkill_timeout\x18\x06 \x01(\tR\vkillTimeout\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xed\a\n" +
@@ -2781,7 +2901,11 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\x03R\x03pid\"\x19\n" +
-	"\x17RunningWorkloadResponse\"Y\n" +
+	"\x17RunningWorkloadResponse\"D\n" +
+	"\x14LeaveWorkloadRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\x17\n" +
+	"\x15LeaveWorkloadResponse\"Y\n" +
 	"\x13StopWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -2817,11 +2941,12 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\tR\x04node\"d\n" +
 	"\x15ListWorkloadsResponse\x127\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x19.pannier.host.v1.WorkloadR\tworkloads\x12\x12\n" +
-	"\x04node\x18\x02 \x01(\tR\x04node2\xd2\x04\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node2\xb2\x05\n" +
 	"\x0fWorkloadService\x12`\n" +
 	"\rStartWorkload\x12%.pannier.host.v1.StartWorkloadRequest\x1a&.pannier.host.v1.StartWorkloadResponse0\x01\x12^\n" +
 	"\rCheckWorkload\x12%.pannier.host.v1.CheckWorkloadRequest\x1a&.pannier.host.v1.CheckWorkloadResponse\x12d\n" +
-	"\x0fRunningWorkload\x12'.pannier.host.v1.RunningWorkloadRequest\x1a(.pannier.host.v1.RunningWorkloadResponse\x12]\n" +
+	"\x0fRunningWorkload\x12'.pannier.host.v1.RunningWorkloadRequest\x1a(.pannier.host.v1.RunningWorkloadResponse\x12^\n" +
+	"\rLeaveWorkload\x12%.pannier.host.v1.LeaveWorkloadRequest\x1a&.pannier.host.v1.LeaveWorkloadResponse\x12]\n" +
 	"\fStopWorkload\x12$.pannier.host.v1.StopWorkloadRequest\x1a%.pannier.host.v1.StopWorkloadResponse0\x01\x12X\n" +
 	"\vGetWorkload\x12#.pannier.host.v1.GetWorkloadRequest\x1a$.pannier.host.v1.GetWorkloadResponse\x12^\n" +
 	"\rListWorkloads\x12%.pannier.host.v1.ListWorkloadsRequest\x1a&.pannier.host.v1.ListWorkloadsResponseBAZ?github.com/pannier/pannier/sdk/api/proto/pannier/host/v1;hostv1b\x06proto3"
@@ -2838,7 +2963,7 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
 	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
@@ -2863,58 +2988,60 @@ var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*CheckedVolume)(nil),           // 20: pannier.host.v1.CheckedVolume
 	(*RunningWorkloadRequest)(nil),  // 21: pannier.host.v1.RunningWorkloadRequest
 	(*RunningWorkloadResponse)(nil), // 22: pannier.host.v1.RunningWorkloadResponse
-	(*StopWorkloadRequest)(nil),     // 23: pannier.host.v1.StopWorkloadRequest
-	(*StopWorkloadResponse)(nil),    // 24: pannier.host.v1.StopWorkloadResponse
-	(*GetWorkloadRequest)(nil),      // 25: pannier.host.v1.GetWorkloadRequest
-	(*GetWorkloadResponse)(nil),     // 26: pannier.host.v1.GetWorkloadResponse
-	(*InspectedToken)(nil),          // 27: pannier.host.v1.InspectedToken
-	(*Holder)(nil),                  // 28: pannier.host.v1.Holder
-	(*ListWorkloadsRequest)(nil),    // 29: pannier.host.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),   // 30: pannier.host.v1.ListWorkloadsResponse
-	nil,                             // 31: pannier.host.v1.Sidecar.EnvEntry
-	nil,                             // 32: pannier.host.v1.VolumeRequest.AttributesEntry
-	nil,                             // 33: pannier.host.v1.Exec.EnvEntry
-	nil,                             // 34: pannier.host.v1.Workload.PortsEntry
-	nil,                             // 35: pannier.host.v1.DeviceReservation.EnvEntry
-	nil,                             // 36: pannier.host.v1.ServiceStatus.UpstreamsEntry
-	(*v1.Service)(nil),              // 37: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 38: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 40: google.protobuf.Duration
-	(*Token)(nil),                   // 41: pannier.host.v1.Token
+	(*LeaveWorkloadRequest)(nil),    // 23: pannier.host.v1.LeaveWorkloadRequest
+	(*LeaveWorkloadResponse)(nil),   // 24: pannier.host.v1.LeaveWorkloadResponse
+	(*StopWorkloadRequest)(nil),     // 25: pannier.host.v1.StopWorkloadRequest
+	(*StopWorkloadResponse)(nil),    // 26: pannier.host.v1.StopWorkloadResponse
+	(*GetWorkloadRequest)(nil),      // 27: pannier.host.v1.GetWorkloadRequest
+	(*GetWorkloadResponse)(nil),     // 28: pannier.host.v1.GetWorkloadResponse
+	(*InspectedToken)(nil),          // 29: pannier.host.v1.InspectedToken
+	(*Holder)(nil),                  // 30: pannier.host.v1.Holder
+	(*ListWorkloadsRequest)(nil),    // 31: pannier.host.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),   // 32: pannier.host.v1.ListWorkloadsResponse
+	nil,                             // 33: pannier.host.v1.Sidecar.EnvEntry
+	nil,                             // 34: pannier.host.v1.VolumeRequest.AttributesEntry
+	nil,                             // 35: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 36: pannier.host.v1.Workload.PortsEntry
+	nil,                             // 37: pannier.host.v1.DeviceReservation.EnvEntry
+	nil,                             // 38: pannier.host.v1.ServiceStatus.UpstreamsEntry
+	(*v1.Service)(nil),              // 39: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 40: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 41: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 42: google.protobuf.Duration
+	(*Token)(nil),                   // 43: pannier.host.v1.Token
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
 	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	37, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	39, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
 	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
 	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
 	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
-	31, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	38, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	32, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
-	33, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	33, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
+	40, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	34, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
+	35, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
 	0,  // 10: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
 	14, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
 	15, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	39, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	39, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	41, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	41, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
 	13, // 15: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
-	34, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	36, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
 	9,  // 17: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
 	10, // 18: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	39, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	41, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
 	8,  // 20: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
 	7,  // 21: pannier.host.v1.Workload.credentials:type_name -> pannier.host.v1.Credential
-	39, // 22: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
-	39, // 23: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
+	41, // 22: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
+	41, // 23: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
 	11, // 24: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
 	12, // 25: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
-	35, // 26: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	39, // 27: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	36, // 28: pannier.host.v1.ServiceStatus.upstreams:type_name -> pannier.host.v1.ServiceStatus.UpstreamsEntry
-	39, // 29: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	40, // 30: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	37, // 26: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	41, // 27: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	38, // 28: pannier.host.v1.ServiceStatus.upstreams:type_name -> pannier.host.v1.ServiceStatus.UpstreamsEntry
+	41, // 29: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	42, // 30: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
 	0,  // 31: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
 	15, // 32: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
 	6,  // 33: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
@@ -2923,24 +3050,26 @@ var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	15, // 36: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
 	6,  // 37: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
 	6,  // 38: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	28, // 39: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
-	27, // 40: pannier.host.v1.GetWorkloadResponse.tokens:type_name -> pannier.host.v1.InspectedToken
-	41, // 41: pannier.host.v1.InspectedToken.token:type_name -> pannier.host.v1.Token
+	30, // 39: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
+	29, // 40: pannier.host.v1.GetWorkloadResponse.tokens:type_name -> pannier.host.v1.InspectedToken
+	43, // 41: pannier.host.v1.InspectedToken.token:type_name -> pannier.host.v1.Token
 	6,  // 42: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
 	16, // 43: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
 	18, // 44: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
 	21, // 45: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	23, // 46: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	25, // 47: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	29, // 48: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	17, // 49: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	19, // 50: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
-	22, // 51: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	24, // 52: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	26, // 53: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	30, // 54: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	49, // [49:55] is the sub-list for method output_type
-	43, // [43:49] is the sub-list for method input_type
+	23, // 46: pannier.host.v1.WorkloadService.LeaveWorkload:input_type -> pannier.host.v1.LeaveWorkloadRequest
+	25, // 47: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	27, // 48: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	31, // 49: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	17, // 50: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	19, // 51: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
+	22, // 52: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	24, // 53: pannier.host.v1.WorkloadService.LeaveWorkload:output_type -> pannier.host.v1.LeaveWorkloadResponse
+	26, // 54: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	28, // 55: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	32, // 56: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	50, // [50:57] is the sub-list for method output_type
+	43, // [43:50] is the sub-list for method input_type
 	43, // [43:43] is the sub-list for extension type_name
 	43, // [43:43] is the sub-list for extension extendee
 	0,  // [0:43] is the sub-list for field type_name
@@ -2957,7 +3086,7 @@ func file_pannier_host_v1_workload_proto_init() {
 		(*StartWorkloadResponse_Step)(nil),
 		(*StartWorkloadResponse_Workload)(nil),
 	}
-	file_pannier_host_v1_workload_proto_msgTypes[24].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[26].OneofWrappers = []any{
 		(*StopWorkloadResponse_Step)(nil),
 		(*StopWorkloadResponse_Workload)(nil),
 	}
@@ -2967,7 +3096,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

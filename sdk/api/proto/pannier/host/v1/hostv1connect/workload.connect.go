@@ -42,6 +42,9 @@ const (
 	// WorkloadServiceRunningWorkloadProcedure is the fully-qualified name of the WorkloadService's
 	// RunningWorkload RPC.
 	WorkloadServiceRunningWorkloadProcedure = "/pannier.host.v1.WorkloadService/RunningWorkload"
+	// WorkloadServiceLeaveWorkloadProcedure is the fully-qualified name of the WorkloadService's
+	// LeaveWorkload RPC.
+	WorkloadServiceLeaveWorkloadProcedure = "/pannier.host.v1.WorkloadService/LeaveWorkload"
 	// WorkloadServiceStopWorkloadProcedure is the fully-qualified name of the WorkloadService's
 	// StopWorkload RPC.
 	WorkloadServiceStopWorkloadProcedure = "/pannier.host.v1.WorkloadService/StopWorkload"
@@ -67,6 +70,10 @@ type WorkloadServiceClient interface {
 	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
 	// that it has started.
 	RunningWorkload(context.Context, *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error)
+	// LeaveWorkload removes the services of a running workload from Consul, and returns when their callers have had the
+	// workload's shutdown_delay to see that. The workload runs on, and the next start registers them again. It may be
+	// repeated; for a workload that ends it is no error.
+	LeaveWorkload(context.Context, *v1.LeaveWorkloadRequest) (*v1.LeaveWorkloadResponse, error)
 	// StopWorkload stops a workload and streams its steps. It may be repeated. A step that cannot be
 	// undone now, for example because a driver is unavailable, is retried until it succeeds. The stream
 	// continues meanwhile; the caller may close it.
@@ -106,6 +113,12 @@ func NewWorkloadServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(workloadServiceMethods.ByName("RunningWorkload")),
 			connect.WithClientOptions(opts...),
 		),
+		leaveWorkload: connect.NewClient[v1.LeaveWorkloadRequest, v1.LeaveWorkloadResponse](
+			httpClient,
+			baseURL+WorkloadServiceLeaveWorkloadProcedure,
+			connect.WithSchema(workloadServiceMethods.ByName("LeaveWorkload")),
+			connect.WithClientOptions(opts...),
+		),
 		stopWorkload: connect.NewClient[v1.StopWorkloadRequest, v1.StopWorkloadResponse](
 			httpClient,
 			baseURL+WorkloadServiceStopWorkloadProcedure,
@@ -132,6 +145,7 @@ type workloadServiceClient struct {
 	startWorkload   *connect.Client[v1.StartWorkloadRequest, v1.StartWorkloadResponse]
 	checkWorkload   *connect.Client[v1.CheckWorkloadRequest, v1.CheckWorkloadResponse]
 	runningWorkload *connect.Client[v1.RunningWorkloadRequest, v1.RunningWorkloadResponse]
+	leaveWorkload   *connect.Client[v1.LeaveWorkloadRequest, v1.LeaveWorkloadResponse]
 	stopWorkload    *connect.Client[v1.StopWorkloadRequest, v1.StopWorkloadResponse]
 	getWorkload     *connect.Client[v1.GetWorkloadRequest, v1.GetWorkloadResponse]
 	listWorkloads   *connect.Client[v1.ListWorkloadsRequest, v1.ListWorkloadsResponse]
@@ -154,6 +168,15 @@ func (c *workloadServiceClient) CheckWorkload(ctx context.Context, req *v1.Check
 // RunningWorkload calls pannier.host.v1.WorkloadService.RunningWorkload.
 func (c *workloadServiceClient) RunningWorkload(ctx context.Context, req *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error) {
 	response, err := c.runningWorkload.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// LeaveWorkload calls pannier.host.v1.WorkloadService.LeaveWorkload.
+func (c *workloadServiceClient) LeaveWorkload(ctx context.Context, req *v1.LeaveWorkloadRequest) (*v1.LeaveWorkloadResponse, error) {
+	response, err := c.leaveWorkload.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -197,6 +220,10 @@ type WorkloadServiceHandler interface {
 	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
 	// that it has started.
 	RunningWorkload(context.Context, *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error)
+	// LeaveWorkload removes the services of a running workload from Consul, and returns when their callers have had the
+	// workload's shutdown_delay to see that. The workload runs on, and the next start registers them again. It may be
+	// repeated; for a workload that ends it is no error.
+	LeaveWorkload(context.Context, *v1.LeaveWorkloadRequest) (*v1.LeaveWorkloadResponse, error)
 	// StopWorkload stops a workload and streams its steps. It may be repeated. A step that cannot be
 	// undone now, for example because a driver is unavailable, is retried until it succeeds. The stream
 	// continues meanwhile; the caller may close it.
@@ -232,6 +259,12 @@ func NewWorkloadServiceHandler(svc WorkloadServiceHandler, opts ...connect.Handl
 		connect.WithSchema(workloadServiceMethods.ByName("RunningWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workloadServiceLeaveWorkloadHandler := connect.NewUnaryHandlerSimple(
+		WorkloadServiceLeaveWorkloadProcedure,
+		svc.LeaveWorkload,
+		connect.WithSchema(workloadServiceMethods.ByName("LeaveWorkload")),
+		connect.WithHandlerOptions(opts...),
+	)
 	workloadServiceStopWorkloadHandler := connect.NewServerStreamHandlerSimple(
 		WorkloadServiceStopWorkloadProcedure,
 		svc.StopWorkload,
@@ -258,6 +291,8 @@ func NewWorkloadServiceHandler(svc WorkloadServiceHandler, opts ...connect.Handl
 			workloadServiceCheckWorkloadHandler.ServeHTTP(w, r)
 		case WorkloadServiceRunningWorkloadProcedure:
 			workloadServiceRunningWorkloadHandler.ServeHTTP(w, r)
+		case WorkloadServiceLeaveWorkloadProcedure:
+			workloadServiceLeaveWorkloadHandler.ServeHTTP(w, r)
 		case WorkloadServiceStopWorkloadProcedure:
 			workloadServiceStopWorkloadHandler.ServeHTTP(w, r)
 		case WorkloadServiceGetWorkloadProcedure:
@@ -283,6 +318,10 @@ func (UnimplementedWorkloadServiceHandler) CheckWorkload(context.Context, *v1.Ch
 
 func (UnimplementedWorkloadServiceHandler) RunningWorkload(context.Context, *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.RunningWorkload is not implemented"))
+}
+
+func (UnimplementedWorkloadServiceHandler) LeaveWorkload(context.Context, *v1.LeaveWorkloadRequest) (*v1.LeaveWorkloadResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.LeaveWorkload is not implemented"))
 }
 
 func (UnimplementedWorkloadServiceHandler) StopWorkload(context.Context, *v1.StopWorkloadRequest, *connect.ServerStream[v1.StopWorkloadResponse]) error {
