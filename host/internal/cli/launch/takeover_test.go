@@ -2,7 +2,11 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -235,4 +239,57 @@ func TestAProxyIsNotReady(t *testing.T) {
 	if err := c.s.AwaitReady(ctx); err == nil || !strings.Contains(err.Error(), `sidecar "envoy" is not ready`) {
 		t.Errorf("an Envoy that waits for Consul: %v", err)
 	}
+}
+
+// What a program has sent before its end reaches its caller: the proxy ends after that. An idle connection of HTTP does
+// not keep it.
+func TestAProxySendsAllBeforeItEnds(t *testing.T) {
+	c := startTakeover(t)
+	c.load.End()
+	program, err := net.Listen("tcp", "127.0.0.1:0")
+	check.NoError(t, err)
+	t.Cleanup(func() { _ = program.Close() })
+	host, port, _ := strings.Cut(program.Addr().String(), ":")
+	at := testhost.FreeAddress(t, "127.0.0.1")
+	_, listen, _ := strings.Cut(at, ":")
+	socket := func(port string) string {
+		return fmt.Sprintf(`{"socket_address": {"address": %q, "port_value": %s}}`, host, port)
+	}
+	c.write(t, `"listeners": [`+envoy.Static(c.listen, "second")+`, {"name": "tcp", "address": `+socket(listen)+`,
+  "filter_chains": [{"filters": [{"name": "tcp", "typed_config": {"stat_prefix": "tcp", "cluster": "program",
+    "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"}}]}]}],
+"clusters": [{"name": "program", "connect_timeout": "5s", "load_assignment": {"cluster_name": "program", "endpoints": [
+  {"lb_endpoints": [{"endpoint": {"address": `+socket(port)+`}}]}]}}]`)
+	c.noted(t, "has taken over")
+	idle := http.Client{Transport: &http.Transport{}}
+	resp := check.Must(idle.Get("http://" + c.listen))(t)
+	check.Must(io.Copy(io.Discard, resp.Body))(t)
+	check.NoError(t, resp.Body.Close())
+
+	const size = 40 << 20
+	sent := make(chan error, 1)
+	go func() {
+		conn, err := program.Accept()
+		if err == nil {
+			_, err = conn.Write(make([]byte, size))
+			err = errors.Join(err, conn.Close())
+		}
+		sent <- err
+	}()
+	caller := check.Must(net.Dial("tcp", at))(t)
+	const rest = 2 << 20 // what is between the two has room for it
+	check.Must(io.CopyN(io.Discard, caller, size-rest))(t)
+	check.NoError(t, <-sent)
+	c.s.timing.drain = time.Hour
+	stopped := make(chan struct{})
+	go func() { c.s.Stop(t.Context(), time.Minute); close(stopped) }()
+	select {
+	case <-stopped:
+	case <-time.After(300 * time.Millisecond): // it waits for the caller
+	}
+	if got, err := io.Copy(io.Discard, caller); err != nil || got != rest {
+		t.Errorf("%d of the last %d bytes have arrived: %v", got, rest, err)
+	}
+	check.NoError(t, caller.Close())
+	<-stopped
 }
