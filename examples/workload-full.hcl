@@ -36,6 +36,8 @@ workload "report" {
 
   units = ["report.service"] # systemd services that may load the secrets
 
+  shutdown_delay = "5s" # between the end of the registrations and that of the program
+
   after    = ["load-1", "staging/load-2"]
   replaces = ["report-1"]
 
@@ -280,6 +282,8 @@ workload "report" {
     env {
       TZ = "UTC"
     }
+    kill_signal  = "SIGINT"
+    kill_timeout = "30s"
   }
 
   sidecar {

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -30,6 +31,9 @@ type Mark struct {
 	Act   Act       `json:"act"`
 	By    string    `json:"by,omitempty"`
 	Since time.Time `json:"since,omitzero"`
+	// Call is the key of the caller's call. Whoever finishes the act does so in that call's name, so that another attempt
+	// of the call learns of it.
+	Call string `json:"call,omitempty"`
 	// Index is the ledger index at which the mark was last taken. It identifies the caller that may end it.
 	Index uint64 `json:"index,omitempty"`
 	// Term is raft's term of that entry. Only the leader of that term can restore a ledger.
@@ -53,7 +57,7 @@ func (m Mark) Take(standing *Mark, index uint64, at time.Time) (taken Mark, ok b
 	}
 	m.Repeated = true
 	if standing.Act == m.Act {
-		m.Since, m.By = standing.Since, standing.By
+		m.Since, m.By, m.Call = standing.Since, standing.By, cmp.Or(m.Call, standing.Call)
 	}
 	return m, true
 }

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -14,7 +15,7 @@ func (tx volumeWrites) TakeMark(c *command.TakeMark) (zero claim.Mark, _ error) 
 	if !c.Mark.Act.Valid(ofVolume) {
 		return zero, &claim.FieldError{Object: "mark", Field: "act", Problem: fmt.Sprintf("is %q", c.Mark.Act)}
 	}
-	if err := claim.CheckBy(c.Mark.By); err != nil {
+	if err := cmp.Or(claim.CheckBy(c.Mark.By), claim.CheckBy(c.Mark.Call)); err != nil {
 		return zero, err
 	}
 	if !ofVolume {

@@ -114,6 +114,7 @@ var who = map[string][]string{
 		v1.VolumeServiceCreateSnapshotProcedure, v1.VolumeServiceDeleteSnapshotProcedure,
 		v1.VolumeServiceCreateGroupSnapshotProcedure, v1.VolumeServiceDeleteGroupSnapshotProcedure,
 		v1.WorkloadServiceStartWorkloadProcedure, v1.WorkloadServiceRunningWorkloadProcedure,
+		v1.WorkloadServiceLeaveWorkloadProcedure,
 		v1.WorkloadServiceStopWorkloadProcedure, v1.WorkloadServiceCheckWorkloadProcedure,
 		v1.DriverServiceRegisterDriverProcedure, v1.DriverServiceDeregisterDriverProcedure,
 		v1.DriverServiceRestartDriverProcedure,

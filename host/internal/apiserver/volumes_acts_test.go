@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -117,4 +119,36 @@ func TestDeleteThatAnotherLeaderHasFinished(t *testing.T) {
 	_, err := h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "mysql"})
 	check.NoError(t, err)
 	check.NoError(t, h.claimOf("mysql"))
+}
+
+// An attempt of a call to delete learns that the leader has finished what an earlier attempt began. Another call does
+// not find the volume.
+func TestDeleteThatTheLeaderFinishesForItsCall(t *testing.T) {
+	h := openHost(t)
+	h.create(t, spec("mysql"))
+	attempt := func(key string) error {
+		_, err := h.cfg.Volumes.DeleteVolume(call.WithCaller(h.ctx, &call.Caller{Key: key}), &hostv1.DeleteVolumeRequest{Id: "mysql"})
+		return err
+	}
+	h.fake.setFailure("delete", driverSays(codes.Internal, "it is slow"))
+	if err := attempt("one"); err == nil {
+		t.Fatal("it succeeded")
+	}
+	h.fake.setFailure("delete", nil)
+	ctx, cancel := context.WithCancel(h.ctx)
+	var leads sync.WaitGroup
+	leads.Go(func() { h.cfg.Volumes.FinishActs(ctx) })
+	defer leads.Wait()
+	defer cancel()
+	check.Eventually(t, "the volume is deleted", func() bool {
+		_, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
+		return connect.CodeOf(err) == connect.CodeNotFound
+	})
+	check.NoError(t, attempt("one"))
+	if err := attempt("other"); !errors.Is(err, claim.ErrVolumeNotFound) {
+		t.Errorf("another call: %v", err)
+	}
+	if len(h.fake.deleted) != 1 {
+		t.Errorf("deleted: %v", h.fake.deleted)
+	}
 }

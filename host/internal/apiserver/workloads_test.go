@@ -325,6 +325,7 @@ func meshed(t *testing.T) *hostv1.WorkloadSpec {
 		}},
 		Devices: []*hostv1.DeviceRequest{{Name: "nvidia/gpu", Count: 2}},
 		After:   []string{"db-1", "other/db-2"}, Replaces: []string{"web-1"}, Units: []string{"web.service"},
+		ShutdownDelay: "5s",
 	}
 }
 

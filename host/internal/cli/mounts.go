@@ -44,7 +44,7 @@ func printMounts(out *Printer, m *hostv1.GetWorkloadResponse, err error, people 
 		}
 	}
 	if out.format == formatDropin {
-		text.WriteString(dropin(out, w.GetSpec().GetId()))
+		text.WriteString(dropin(out, w.GetSpec()))
 	}
 	for _, p := range places(w) {
 		lines, err := format(p)
@@ -102,12 +102,16 @@ func places(w *hostv1.Workload) (all []place) {
 
 // dropin returns the lines of a unit that starts with the workload's unit and never without it, up to those of its
 // [Service] section.
-func dropin(out *Printer, id string) string {
-	unit, spec := fmt.Sprintf(workloadUnit, id), fmt.Sprintf(workloadSpec, id)
-	if _, err := os.Stat(spec); err != nil {
+func dropin(out *Printer, spec *hostv1.WorkloadSpec) string {
+	unit, path := fmt.Sprintf(workloadUnit, spec.GetId()), fmt.Sprintf(workloadSpec, spec.GetId())
+	if _, err := os.Stat(path); err != nil {
 		out.Note("warning: %s reads the spec there: %v", unit, err)
 	}
-	return fmt.Sprintf("[Unit]\nRequires=%[1]s\nAfter=%[1]s\n\n[Service]\n", unit)
+	text := fmt.Sprintf("[Unit]\nRequires=%[1]s\nAfter=%[1]s\n\n[Service]\n", unit)
+	if len(spec.GetServices()) > 0 {
+		text += fmt.Sprintf("ExecStop=+-/usr/bin/pannier workload leave %s\n", path)
+	}
+	return text
 }
 
 // dockerPlace returns a flag of docker run, one line without characters that a shell would split.

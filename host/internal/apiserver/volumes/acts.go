@@ -28,7 +28,7 @@ type act struct {
 const endPatience = 10 * time.Second
 
 func (h *Handler) newAct(ctx context.Context, v claim.Volume, mark claim.Mark) *act {
-	mark.By = call.CallerOf(ctx).Who()
+	mark.By, mark.Call = call.CallerOf(ctx).Who(), call.CallerOf(ctx).Key
 	return &act{h: h, v: v, mark: mark}
 }
 

@@ -375,7 +375,7 @@ func (h *Handler) DeleteVolume(ctx context.Context,
 	switch {
 	case errors.Is(err, claim.ErrVolumeNotFound) && call.CallerOf(ctx).Key != "":
 		// An earlier attempt of this call may have deleted it. Then its key belongs to that attempt's command.
-		err = h.forgetDeleted(ctx, ref, 0)
+		err = h.forgetDeleted(ctx, ref, 0, call.CallerOf(ctx).Key)
 	case err == nil:
 		err = h.delete(ctx, v, req.GetSecrets())
 	}
@@ -389,7 +389,7 @@ func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string
 		return a.failed(ctx, err)
 	}
 	failpoint.Here("volume", "deleted")
-	if err := h.forgetDeleted(ctx, v.VolumeRef, v.CreateIndex); err != nil {
+	if err := h.forgetDeleted(ctx, v.VolumeRef, v.CreateIndex, a.mark.Call); err != nil {
 		return fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish",
 			v.VolumeRef, v.PluginID, err)
 	}
@@ -397,10 +397,11 @@ func (h *Handler) delete(ctx context.Context, v claim.Volume, secrets map[string
 	return nil
 }
 
-// forgetDeleted deregisters the volume that was created at an index, if nobody has, by its call's own key.
-func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef, created uint64) error {
+// forgetDeleted deregisters the volume that was created at an index, if nobody has, by the key of the call that
+// deletes it.
+func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef, created uint64, key string) error {
 	c := &command.DeregisterVolume{Ref: ref, Deleted: created}
-	command.SetKey(c, call.CallerOf(ctx).Key)
+	command.SetKey(c, key)
 	_, err := cluster.Apply(ctx, h.Ledger, c)
 	if errors.Is(err, claim.ErrConflict) || created != 0 && errors.Is(err, claim.ErrVolumeNotFound) {
 		return nil
