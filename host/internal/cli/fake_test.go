@@ -39,6 +39,7 @@ type fake struct {
 	stopWorkload  streamHandler[hostv1.StopWorkloadRequest, hostv1.StopWorkloadResponse]
 	server        *http.Server
 	served        sync.WaitGroup
+	leaving       chan struct{}
 	statuses      atomic.Int64 // asked for
 
 	mu        sync.Mutex
@@ -585,6 +586,15 @@ func (f *fake) RunningWorkload(r *hostv1.RunningWorkloadRequest) (*hostv1.Runnin
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such workload"))
 	}
 	return &hostv1.RunningWorkloadResponse{}, nil
+}
+
+// LeaveWorkload answers when the test lets it, if that wants to.
+func (f *fake) LeaveWorkload(*hostv1.LeaveWorkloadRequest) (*hostv1.LeaveWorkloadResponse, error) {
+	if f.leaving != nil {
+		f.leaving <- struct{}{}
+		<-f.leaving
+	}
+	return &hostv1.LeaveWorkloadResponse{}, nil
 }
 
 func (f *fake) StopWorkload(_ context.Context, r *hostv1.StopWorkloadRequest,

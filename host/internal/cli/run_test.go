@@ -108,6 +108,44 @@ func TestSignalsReachTheProgram(t *testing.T) {
 	}
 }
 
+// A stop takes the services out of Consul's catalog, and then asks the program by its kill_signal; a second TERM is the
+// program's own. One that does not end is killed.
+func TestAStopLeavesTheCatalogFirst(t *testing.T) {
+	testbin.RequireRoot(t, "a stop of pannier workload run")
+	const script = "trap 'echo asked; exit 9' INT; trap 'echo hurried; exit 8' TERM; echo ready; while :; do sleep 0.01; done"
+	for name, c := range map[string]struct {
+		script, exec string
+		hurry        bool
+		code         int
+		says         string
+	}{
+		"asks":    {script, `kill_signal = "SIGINT"`, false, 9, "asked"},
+		"hurries": {script, `kill_signal = "SIGINT"`, true, 8, "hurried"},
+		"kills":   {"trap '' TERM; echo ready; while :; do sleep 0.01; done", `kill_timeout = "50ms"`, false, 137, "it is killed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startFake(t)
+			f.leaving = make(chan struct{})
+			cmd, out := runScript(t, f, c.script, nil, `service "web" {}`, "exec {\n command = \"sh\"\n "+c.exec+"\n}\n")
+			awaitText(t, out, "ready")
+			check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+			<-f.leaving
+			if strings.Contains(out.String(), "asked") {
+				t.Errorf("it is asked to end before its services have left; output:\n%s", out)
+			}
+			if c.hurry {
+				check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+				awaitText(t, out, c.says)
+			}
+			f.leaving <- struct{}{}
+			wait(t, cmd, out, c.code)
+			if !strings.Contains(out.String(), c.says) || f.stopped() != 1 {
+				t.Errorf("%d stops; output:\n%s", f.stopped(), out)
+			}
+		})
+	}
+}
+
 func TestRunningIsToldBeforeTheProgramRuns(t *testing.T) {
 	testbin.RequireRoot(t, "pannier workload run")
 	f := startFake(t)

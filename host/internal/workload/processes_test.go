@@ -19,6 +19,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/internal/procfs"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -217,6 +218,20 @@ func TestAStopAsksAndThenKills(t *testing.T) {
 		h.stop(t, "w")
 		if said, err := os.ReadFile(filepath.Join(h.driver.base, "external-a", "note")); string(said) != "bye\n" {
 			t.Errorf("it was not asked: %q, %v", said, err)
+		}
+		h.clean(t)
+	})
+	t.Run("asks by its own signal, and has its own time", func(t *testing.T) {
+		h := newHost(t)
+		sp := spec("w")
+		sp.Exec = &specs.Exec{Command: "sh", KillSignal: "SIGINT", KillTimeout: "300ms"}
+		h.start(t, sp)
+		note := filepath.Join(t.TempDir(), "note")
+		p := runScript(t, true, fmt.Sprintf("trap 'echo bye >%s' INT; echo ready; while :; do sleep 0.01; done", note))
+		check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+		h.stop(t, "w")
+		if said, err := os.ReadFile(note); string(said) != "bye\n" || p.alive() {
+			t.Errorf("it was not asked, or lives: %q, %v", said, err)
 		}
 		h.clean(t)
 	})

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/test/lib/check"
@@ -58,6 +59,97 @@ func TestDrain(t *testing.T) {
 	h.Undrain()
 	h.start(t, spec("one", "a"))
 	h.stop(t, "one")
+	h.clean(t)
+}
+
+// meshed starts a workload with a service and a process, which a stop keeps from its end for as long as it is told to.
+func (h *host) meshed(t *testing.T, script string, change func(*Spec)) program {
+	t.Helper()
+	s := withServices(spec("w"), native("web"))
+	s.ShutdownDelay = "1h"
+	if change != nil {
+		change(&s)
+	}
+	h.start(t, s)
+	p := runScript(t, true, script)
+	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	return p
+}
+
+// registered reports whether Consul has the service.
+func (h *host) registered() bool { return len(h.consul.services()) > 0 }
+
+// A stop takes the services out of the catalog, and then gives their callers time: the process lives on. A second stop
+// ends that.
+func TestAStopLeavesTheCatalogFirst(t *testing.T) {
+	h := newHost(t)
+	p := h.meshed(t, idle, nil)
+	go func() { _, _ = h.Stop(context.Background(), ref("w"), "enough", nil) }()
+	check.Eventually(t, "it has left", func() bool { return !h.registered() })
+	h.eventually(t, "w", "the step", func(w Workload) bool {
+		return slices.ContainsFunc(w.Steps, func(s Step) bool { return s.Name == leaveStep && s.Undo && s.State == StepRunning })
+	})
+	if !p.alive() || len(h.consul.tokens()) != 1 {
+		t.Error("its process has ended, or its token")
+	}
+	h.stop(t, "w")
+	if p.alive() {
+		t.Error("its process lives")
+	}
+	h.clean(t)
+}
+
+// Nobody waits for the callers of what has ended, of a node that was cut off, or of a release that is forced.
+func TestWhatDoesNotLeaveFirst(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, h *host, p program){
+		"it ends": func(t *testing.T, _ *host, p program) { p.kill(t) },
+		"cut off": func(t *testing.T, h *host, _ program) { h.fence.end(); h.loses(t, "cut off") },
+		"forced": func(t *testing.T, h *host, _ program) {
+			check.NoError(t, h.Force(ref("w"), "root"))
+			h.stop(t, "w")
+		},
+		"Consul is away": func(t *testing.T, h *host, _ program) {
+			h.on("deregister:before", 1, func(context.Context) error { return errors.New("away") })
+			h.stop(t, "w")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.volume(t, full, "a")
+			p := h.meshed(t, idle, func(s *Spec) { s.Volumes = spec("w", "a").Volumes })
+			end(t, h, p)
+			h.ended(t, "w")
+			h.clean(t)
+		})
+	}
+}
+
+// What has left the catalog runs on, also after a restart of the host, and the next start registers it again.
+func TestLeave(t *testing.T) {
+	h := newHost(t)
+	var spec Spec
+	p := h.meshed(t, idle, func(s *Spec) { s.ShutdownDelay = "10ms"; spec = *s })
+	h.on("deregister:before", 1, func(context.Context) error { return errors.New("away") })
+	if err := h.Leave(t.Context(), ref("w")); err == nil || !strings.Contains(err.Error(), "away") {
+		t.Errorf("Consul is away: %v", err)
+	}
+	check.Eventually(t, "it is tried again", func() bool { return !h.registered() })
+	began := time.Now()
+	check.NoError(t, h.Leave(t.Context(), ref("w")))
+	if w, _ := h.Get(ref("w")); w.State != Running || !strings.Contains(w.Services[0].Message, "has left") {
+		t.Errorf("%+v, after %s", w, time.Since(began))
+	}
+	h = h.restart(t)
+	h.eventually(t, "w", "running", func(w Workload) bool { return w.State == Running })
+	check.NoError(t, h.Leave(t.Context(), ref("w")))
+	if !p.alive() || h.registered() || len(h.Registered.Instances()) > 0 {
+		t.Error("it is registered again, or its process has ended")
+	}
+	if w := h.start(t, spec); !h.registered() || w.Services[0].Message != "" {
+		t.Errorf("after the next start: %+v", w.Services)
+	}
+	h.stop(t, "w")
+	check.NoError(t, h.Leave(t.Context(), ref("w")))
 	h.clean(t)
 }
 
