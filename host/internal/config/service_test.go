@@ -54,6 +54,7 @@ func TestPagesHaveEveryKey(t *testing.T) {
 	for name := range maps.Keys(unseen) {
 		ours := slices.Contains([]protoreflect.Name{
 			"devices", "volumes", "after", "replaces", "identity_only", "units", "admin", "local_bind_port_label", "intentions",
+			"shutdown_delay", "kill_signal", "kill_timeout",
 		}, name.Name())
 		if !ours && !strings.Contains(string(name), ".VolumeRequest.") && !strings.Contains(string(name), ".MountOptions.") &&
 			!strings.Contains(string(name), ".DeviceRequest.") && name != "pannier.host.v1.Exec.user" {

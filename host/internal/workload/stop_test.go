@@ -124,6 +124,19 @@ func TestWhatDoesNotLeaveFirst(t *testing.T) {
 	}
 }
 
+// A node that is cut off while callers have their time ends it.
+func TestCutOffWhileItLeaves(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.meshed(t, idle, func(s *Spec) { s.Volumes = spec("w", "a").Volumes })
+	go func() { _, _ = h.Stop(context.Background(), ref("w"), "enough", nil) }()
+	check.Eventually(t, "it has left", func() bool { return !h.registered() })
+	h.fence.end()
+	h.loses(t, "cut off")
+	h.ended(t, "w")
+	h.clean(t)
+}
+
 // What has left the catalog runs on, also after a restart of the host, and the next start registers it again.
 func TestLeave(t *testing.T) {
 	h := newHost(t)
