@@ -129,7 +129,14 @@ func TestAStopLeavesTheCatalogFirst(t *testing.T) {
 			cmd, out := runScript(t, f, c.script, nil, `service "web" {}`, "exec {\n command = \"sh\"\n "+c.exec+"\n}\n")
 			awaitText(t, out, "ready")
 			check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-			<-f.leaving
+			check.Eventually(t, "its services leave", func() bool {
+				select {
+				case <-f.leaving:
+					return true
+				default:
+					return false
+				}
+			})
 			if strings.Contains(out.String(), "asked") {
 				t.Errorf("it is asked to end before its services have left; output:\n%s", out)
 			}

@@ -291,5 +291,12 @@ func TestAProxySendsAllBeforeItEnds(t *testing.T) {
 		t.Errorf("%d of the last %d bytes have arrived: %v", got, rest, err)
 	}
 	check.NoError(t, caller.Close())
-	<-stopped
+	check.Eventually(t, "the proxy has ended", func() bool {
+		select {
+		case <-stopped:
+			return true
+		default:
+			return false
+		}
+	})
 }
