@@ -210,7 +210,7 @@ fuzz: ## Run each fuzz test for FUZZTIME (10s)
 	@tools/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: consul ## Measure what Pannier costs on an idle machine, into bench/ (root, strace, etcd-server; ONLY=REGEXP, FULL=1, FORCE=1)
+bench: consul envoy ## Measure what Pannier costs on an idle machine, into bench/ (root, strace, etcd-server; ONLY=REGEXP, FULL=1, FORCE=1)
 	@mkdir -p bench
 	@go run ./test/bench/begin -out $(RESULTS) -version '$(VERSION)' $(if $(FORCE),-force)
 	@failed=0; CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Pages|Mesh|Plugins|Cluster)$$' -benchtime 1x -timeout 60m \

@@ -19,6 +19,7 @@ func BenchmarkPannier(b *testing.B) {
 	measure.Section(b, "commands", "Whole commands", measureCommands)
 	measure.Section(b, "ledger", "Claims in the ledger, one durable voter", measureLedger)
 	measure.Section(b, "mesh", "Start and stop of a workload with a sidecar: service, token and bootstrap", measureMesh)
+	measure.Section(b, "proxies", "Two services in the mesh, with an Envoy each", measureProxies)
 	measure.Section(b, "start", "The agent's start", measureStart)
 	measure.Section(b, "reattach", "The agent's start with plugins of all kinds that outlived the one before it",
 		measureReattach)
