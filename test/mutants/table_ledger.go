@@ -39,6 +39,13 @@ var ledger = []mutant{
 		pkg: statePkg, run: "^TestMarkExcludesClaims$",
 	},
 	{
+		name: "finished-in-nobodys-name", promise: "an attempt to delete learns that the leader has finished an earlier one",
+		in: "cluster/claim", decl: "Mark.Take",
+		old: "cmp.Or(m.Call, standing.Call)",
+		new: "cmp.Or(m.Call, m.Call)",
+		pkg: "./host/internal/apiserver", run: "^TestDeleteThatTheLeaderFinishesForItsCall$",
+	},
+	{
 		name: "unanswered-delete-forgotten", promise: "nobody can claim a volume that its driver may delete yet",
 		in: "host/internal/apiserver/volumes", decl: "act.failed",
 		old: "	case a.mark.Repeated || !slices.Contains(refusals, status.Code(err)):\n",

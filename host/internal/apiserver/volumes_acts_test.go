@@ -127,7 +127,8 @@ func TestDeleteThatTheLeaderFinishesForItsCall(t *testing.T) {
 	h := openHost(t)
 	h.create(t, spec("mysql"))
 	attempt := func(key string) error {
-		_, err := h.cfg.Volumes.DeleteVolume(call.WithCaller(h.ctx, &call.Caller{Key: key}), &hostv1.DeleteVolumeRequest{Id: "mysql"})
+		ctx := call.WithCaller(h.ctx, &call.Caller{Key: key})
+		_, err := h.cfg.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Id: "mysql"})
 		return err
 	}
 	h.fake.setFailure("delete", driverSays(codes.Internal, "it is slow"))

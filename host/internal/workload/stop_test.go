@@ -87,7 +87,9 @@ func TestAStopLeavesTheCatalogFirst(t *testing.T) {
 	go func() { _, _ = h.Stop(context.Background(), ref("w"), "enough", nil) }()
 	check.Eventually(t, "it has left", func() bool { return !h.registered() })
 	h.eventually(t, "w", "the step", func(w Workload) bool {
-		return slices.ContainsFunc(w.Steps, func(s Step) bool { return s.Name == leaveStep && s.Undo && s.State == StepRunning })
+		return slices.ContainsFunc(w.Steps, func(s Step) bool {
+			return s.Name == leaveStep && s.Undo && s.State == StepRunning
+		})
 	})
 	if !p.alive() || len(h.consul.tokens()) != 1 {
 		t.Error("its process has ended, or its token")

@@ -138,7 +138,7 @@ func carries(ctx context.Context, network, admin string) bool {
 	count := 0
 	for _, s := range answer.Stats {
 		parts := carried.FindStringSubmatch(s.Name)
-		if parts == nil || strings.HasPrefix(parts[2], "admin") || strings.Contains(parts[2], ".worker_") {
+		if len(parts) != 4 || strings.HasPrefix(parts[2], "admin") || strings.Contains(parts[2], ".worker_") {
 			continue
 		}
 		if parts[1] == "http" && parts[3] == "downstream_cx_active" {

@@ -18,8 +18,8 @@ import (
 // as on a dead NFS mount) takes longer.
 const afterKill = 10 * time.Second
 
-// Ending is the signal that asks a workload's program to end, by the name of one or SIGTERM where that is empty, and how
-// long the program then has until it is killed; 0: the text is empty, and the caller knows.
+// Ending is the signal that asks a workload's program to end, by its name or SIGTERM where that is empty, and how long
+// the program then has until it is killed; 0: the text is empty, and the caller knows.
 func Ending(signal, timeout string) (unix.Signal, time.Duration) {
 	patience, _ := time.ParseDuration(timeout)
 	return cmp.Or(unix.SignalNum(signal), unix.SIGTERM), patience
