@@ -90,7 +90,7 @@ func folder(t *testing.T, seed uint64) string {
 // prepare makes the volumes and the clients' connections to the agents.
 func (s *story) prepare() {
 	l := &load{
-		writers: &writers{all: map[*writer]bool{}}, began: time.Now(), letGo: s.letGo,
+		writers: &writers{all: map[*writer]bool{}, gone: map[string]time.Time{}}, began: time.Now(), letGo: s.letGo,
 		slots: make(chan struct{}, mostRuns), takers: make(chan struct{}, mostTakers), live: map[*run]bool{},
 		aimed: map[string]int{}, quiet: make(chan struct{}), ops: map[string][]porcupine.Operation{},
 		tokens: map[string]uint64{},

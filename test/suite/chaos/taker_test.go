@@ -134,9 +134,7 @@ func (l *load) forced(node string) bool {
 
 // vouch is an operator's word that nothing runs on a node: its writers are dead.
 func (l *load) vouch(node string) {
-	for _, v := range l.volumes {
-		l.writers.endAll(v.id, node)
-	}
+	l.writers.lose(node)
 	l.mu.Lock()
 	l.vouched = append(l.vouched, vouch{node: node, at: boottime()})
 	l.mu.Unlock()

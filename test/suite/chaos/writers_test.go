@@ -91,6 +91,10 @@ func write(path, who string) error {
 
 // writers are the running writer processes.
 type writers struct {
+	// starting is held while a process is started, and by those who say that none is.
+	starting sync.RWMutex
+	gone     map[string]time.Time // when a node was lost, with all that ran on it
+
 	mu        sync.Mutex
 	all       map[*writer]bool
 	unmounted []fenced // by themselves
@@ -104,8 +108,13 @@ type writer struct {
 }
 
 // start starts a workload's process. If the volume is already unmounted because its node was cut
-// off, the process ends at once.
+// off, the process ends at once. It returns nil if the node was lost since the run began.
 func (w *writers) start(r *run, path, way string) (*writer, error) {
+	w.starting.RLock()
+	defer w.starting.RUnlock()
+	if r.started.Before(w.gone[r.on.name]) {
+		return nil, nil
+	}
 	cmd := exec.Command("/proc/self/exe", filepath.Join(path, written))
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", envWriter, r.on.name, r.id), envWay+"="+way)
 	if way == contained {
@@ -138,8 +147,19 @@ func (w *writers) start(r *run, path, way string) (*writer, error) {
 	return one, nil
 }
 
-// end kills a writer and waits for it.
+// lose ends all that runs on a node, and what its runs have not started yet.
+func (w *writers) lose(node string) {
+	w.starting.Lock()
+	defer w.starting.Unlock()
+	w.gone[node] = time.Now()
+	w.endAll("", node)
+}
+
+// end kills a writer, if there is one, and waits for it.
 func (w *writers) end(one *writer) {
+	if one == nil {
+		return
+	}
 	if err := one.cmd.Process.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		panic(err)
 	}
@@ -150,12 +170,12 @@ func (w *writers) end(one *writer) {
 	delete(w.all, one)
 }
 
-// endAll ends the writers of a volume on a node.
+// endAll ends the writers of a volume on a node; without a name, those of all volumes.
 func (w *writers) endAll(volume, node string) {
 	w.mu.Lock()
 	var these []*writer
 	for one := range w.all {
-		if one.volume == volume && one.node == node {
+		if (one.volume == volume || volume == "") && one.node == node {
 			these = append(these, one)
 		}
 	}
