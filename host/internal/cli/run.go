@@ -43,8 +43,8 @@ func runVerb() verb {
 		use: "run SPEC [-- COMMAND ARGS...]", short: "Run a program with its volumes in the foreground",
 		long: `Start a workload, run its program in a mount namespace of its own with each volume at its
 destination, and release the volumes when it ends. Sidecars of the spec start before
-the program, which waits until a proxy is ready, and end after it. The exit code is the
-program's. Processes that the program leaves running are ended. Needs root. -dry-run runs
+the program, which waits until a proxy is ready, and end after it. A spec with a sidecar
+needs no program, as a gateway: it runs until a signal. The exit code is the program's. Processes that the program leaves running are ended. Needs root. -dry-run runs
 nothing: it says what a start would do and who has the volumes, and fails if it would be refused.`,
 		example: "redis.hcl -- redis-server --dir /data",
 		flags:   func(f *pflag.FlagSet) { dryFlag(f, &dry) },
@@ -97,8 +97,8 @@ func newRun(c *call) (*run, error) {
 			spec.Exec.Args = append(spec.Exec.Args, vars.Escape(arg))
 		}
 	}
-	if spec.GetExec().GetCommand() == "" {
-		return nil, Usage("%s has no exec block, and there is no command after --", path)
+	if spec.GetExec().GetCommand() == "" && len(spec.GetSidecars()) == 0 {
+		return nil, Usage("%s has no exec and no sidecar block, and there is no command after --", path)
 	}
 	r := &run{call: c, path: path, spec: spec}
 	if name := spec.GetExec().GetUser(); name != "" {
@@ -224,11 +224,18 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 		proc.Abort()
 		return 0, err
 	}
-	if err := proc.Go(); err != nil {
-		return 0, err
+	alone := r.spec.GetExec() == nil // the child holds the sidecars' namespace, and executes nothing
+	if !alone {
+		if err := proc.Go(); err != nil {
+			return 0, err
+		}
 	}
 	r.forward(ctx, proc)
-	return proc.Wait()
+	code, err := proc.Wait()
+	if alone && (code == 128+int(syscall.SIGTERM) || code == 128+int(syscall.SIGINT)) {
+		code = 0 // as asked
+	}
+	return code, err
 }
 
 // forward passes signals on until the program has ended. The first SIGTERM is a stop; another one reaches the program
@@ -599,6 +606,9 @@ func (r *run) startSidecars(ctx context.Context, proc *launch.Process, w *hostv1
 		if err != nil {
 			return err
 		}
+	}
+	if r.spec.GetExec() == nil {
+		return nil
 	}
 	return r.interruptible(ctx, func(ctx context.Context) error {
 		waiting, cancel := context.WithTimeout(ctx, proxyPatience)

@@ -279,6 +279,43 @@ func TestSignalsAndSidecars(t *testing.T) {
 	}
 }
 
+// A workload may be sidecars alone, such as a gateway. It runs until a signal.
+func TestSidecarWithoutAProgram(t *testing.T) {
+	testbin.RequireRoot(t, "sidecars of pannier workload run")
+	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: 0, syscall.SIGINT: 0, syscall.SIGHUP: 128 + 1} {
+		m, dir := startMeshed(t), t.TempDir()
+		spec := filepath.Join(dir, "w.hcl")
+		check.NoError(t, os.WriteFile(spec, fmt.Appendf(nil, `workload "w" {
+  service "gate" {
+    connect {
+      gateway {
+        mesh {}
+      }
+    }
+    port = 8443
+  }
+  sidecar {
+    command = ["/bin/sh", "-c", "cd $0; trap 'echo asked >> asked; exit' TERM; cat $1 >> read; while :; do sleep 0.01; done", %q, "${bootstrap}"]
+  }
+}
+`, dir), 0o644))
+		cmd, out := runSpec(t, m.fake, spec, nil, nil)
+		check.Eventually(t, "the sidecar", func() bool { return contents(filepath.Join(dir, "read")) == "{}" })
+		bootstrap := filepath.Join(m.dir, "secrets/gate/envoy_bootstrap.json")
+		check.NoError(t, os.WriteFile(bootstrap+".new", []byte("another"), 0o400))
+		check.NoError(t, os.Rename(bootstrap+".new", bootstrap))
+		check.Eventually(t, "the sidecar to read the other bootstrap",
+			func() bool { return contents(filepath.Join(dir, "read")) == "{}another" })
+		check.NoError(t, cmd.Process.Signal(sig))
+		wait(t, cmd, out, want)
+		// One was asked to end for the next one, which was then asked too.
+		asked := strings.Count(contents(filepath.Join(dir, "asked")), "asked")
+		if m.stopped() != 1 || asked != 2 || strings.Contains(out.String(), "error") {
+			t.Errorf("%v: %d stops, asked %d times; output:\n%s", sig, m.stopped(), asked, out)
+		}
+	}
+}
+
 // A variable that cannot have a value is reported before anything is started.
 func TestVariablesOfProgramsAreChecked(t *testing.T) {
 	spec := &hostv1.WorkloadSpec{
