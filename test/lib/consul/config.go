@@ -19,8 +19,12 @@ func (c *Cluster) config(s *Server) map[string]any {
 	var join []string
 	for _, other := range c.Servers {
 		if other != s {
-			join = append(join, fmt.Sprintf("127.0.0.1:%d", other.Ports.SerfLAN))
+			join = append(join, fmt.Sprintf("%s:%d", other.bind(), other.Ports.SerfLAN))
 		}
+	}
+	reachable := "127.0.0.1"
+	if s.host != nil {
+		reachable = "0.0.0.0"
 	}
 	fast := map[string]any{
 		"gossip_interval": "50ms", "probe_interval": "200ms", "probe_timeout": "100ms",
@@ -31,8 +35,8 @@ func (c *Cluster) config(s *Server) map[string]any {
 		"node_id":                     s.id,
 		"datacenter":                  Datacenter,
 		"data_dir":                    s.dataDir(),
-		"bind_addr":                   "127.0.0.1",
-		"client_addr":                 "127.0.0.1",
+		"bind_addr":                   s.bind(),
+		"client_addr":                 reachable,
 		"bootstrap_expect":            len(c.Servers),
 		"retry_join":                  join,
 		"retry_interval":              "100ms",
@@ -50,6 +54,9 @@ func (c *Cluster) config(s *Server) map[string]any {
 		// A server that is down stays a member: it is restarted later, or the test needs it to be missed.
 		"autopilot": map[string]any{"cleanup_dead_servers": false},
 		"limits":    map[string]any{"http_max_conns_per_client": c.opts.HTTPConns},
+	}
+	if s.client {
+		delete(config, "bootstrap_expect")
 	}
 	if c.opts.ACL {
 		config["acl"] = map[string]any{

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
+
+	"github.com/pannier/pannier/test/lib/testnet"
 )
 
 const (
@@ -35,6 +37,8 @@ type Options struct {
 	HTTPConns int
 	// Config is HCL that is added to each server's configuration.
 	Config string
+	// Host is where the servers run; nil: in the test's own network, on 127.0.0.1.
+	Host *testnet.Host
 }
 
 // Cluster is a running cluster of Consul servers.
@@ -44,6 +48,7 @@ type Cluster struct {
 	// Servers are the servers, running or not.
 	Servers []*Server
 
+	clients   []*Server // agents of other hosts
 	t         testing.TB
 	dir       string
 	opts      Options
@@ -75,7 +80,7 @@ func Start(t testing.TB, opts Options) *Cluster {
 		c.Servers = nil
 		for i := range opts.Servers {
 			c.Servers = append(c.Servers, &Server{
-				bin: bin, Name: fmt.Sprintf("server-%d", i), Ports: freePorts(t), id: newUUID(t),
+				bin: bin, host: opts.Host, Name: fmt.Sprintf("server-%d", i), Ports: freePorts(t), id: newUUID(t),
 				dir: filepath.Join(c.dir, fmt.Sprintf("server-%d-%d", i, try)),
 			})
 		}
@@ -111,9 +116,36 @@ func (c *Cluster) launch() bool {
 	return false
 }
 
+// Join starts a client agent on a host and waits until it answers and is in the catalog.
+func (c *Cluster) Join(host *testnet.Host) *Server {
+	c.t.Helper()
+	s := &Server{
+		bin: Binary(c.t), host: host, client: true, Name: host.Name, Ports: freePorts(c.t), id: newUUID(c.t),
+		dir: filepath.Join(c.dir, host.Name),
+	}
+	c.clients = append(c.clients, s)
+	if err := s.start(c.config(s)); err != nil {
+		c.t.Fatal(err)
+	}
+	deadline := time.Now().Add(startTimeout)
+	for {
+		client, err := c.client(s, c.Management)
+		if err == nil {
+			var there *api.CatalogNode
+			if there, _, err = client.Catalog().Node(s.Name, nil); err == nil && there != nil {
+				return s
+			}
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("Consul's client %s: %v\n%s", s.Name, err, s.logTail())
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 func (c *Cluster) stop() {
 	c.transport.CloseIdleConnections()
-	for _, s := range c.Servers {
+	for _, s := range append(c.clients, c.Servers...) {
 		s.kill()
 		if c.t.Failed() {
 			c.t.Logf("log of Consul's %s:\n%s", s.Name, s.logTail())
@@ -181,9 +213,15 @@ func (c *Cluster) ClientOf(i int, token string) *api.Client {
 }
 
 func (c *Cluster) client(s *Server, token string) (*api.Client, error) {
+	transport := c.transport
+	if s.host != nil {
+		transport = c.newTransport()
+		transport.DisableKeepAlives = true
+		transport.DialContext = s.host.Dial
+	}
 	return api.NewClient(&api.Config{
 		Address: c.address(s), Token: token,
-		Transport: c.transport, HttpClient: &http.Client{Transport: c.transport},
+		Transport: transport, HttpClient: &http.Client{Transport: transport},
 	})
 }
 

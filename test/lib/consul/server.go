@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/testnet"
 )
 
 // Server is one server of a cluster.
@@ -23,6 +24,9 @@ type Server struct {
 	bin string
 	id  string // Consul's node id, kept when the state is lost
 	dir string
+
+	host   *testnet.Host // nil: the test's own network
+	client bool          // a client agent
 
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when the process has been waited for
@@ -65,7 +69,10 @@ func (s *Server) start(config map[string]any) error {
 		return fmt.Errorf("open the server's log: %w", err)
 	}
 	defer func() { _ = log.Close() }() // the process has its own
-	args := []string{"agent", "-server", "-config-file", file}
+	args := []string{"agent", "-config-file", file}
+	if !s.client {
+		args = append(args, "-server")
+	}
 	if extra := filepath.Join(s.dir, "extra.hcl"); exists(extra) {
 		args = append(args, "-config-file", extra)
 	}
@@ -80,18 +87,34 @@ func (s *Server) start(config map[string]any) error {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
+		run := func() error {
+			err := cmd.Start()
+			started <- err
+			if err == nil {
+				_ = cmd.Wait()
+			}
+			close(ended)
+			return nil
 		}
-		close(ended)
+		if s.host == nil {
+			_ = run()
+		} else if err := s.host.Do(run); err != nil {
+			started <- err
+		}
 	}()
 	if err := <-started; err != nil {
 		return fmt.Errorf("start Consul: %w", err)
 	}
 	s.cmd, s.ended = cmd, ended
 	return nil
+}
+
+// bind is the address at which other agents reach it.
+func (s *Server) bind() string {
+	if s.host == nil {
+		return "127.0.0.1"
+	}
+	return s.host.Addr.String()
 }
 
 // running says whether the process still runs.
@@ -163,3 +186,6 @@ func exists(path string) bool {
 	_, err := os.Stat(path)
 	return !errors.Is(err, os.ErrNotExist)
 }
+
+// Address is one of its ports as other hosts reach it.
+func (s *Server) Address(port int) string { return fmt.Sprintf("%s:%d", s.bind(), port) }

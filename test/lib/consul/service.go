@@ -11,9 +11,14 @@ import (
 // Service describes how to reach the first server. name is that of the agent's consul block; tokenFile may be
 // empty.
 func (c *Cluster) Service(name, tokenFile string) service.Consul {
+	return c.ServiceOf(c.Servers[0], name, tokenFile)
+}
+
+// ServiceOf is Service for any agent.
+func (c *Cluster) ServiceOf(s *Server, name, tokenFile string) service.Consul {
 	out := service.Consul{
-		Name: name, Address: c.address(c.Servers[0]), TokenFile: tokenFile,
-		GRPCAddress: c.grpcAddress(c.Servers[0]), Datacenter: Datacenter,
+		Name: name, Address: c.address(s), TokenFile: tokenFile,
+		GRPCAddress: c.grpcAddress(s), Datacenter: Datacenter,
 	}
 	if c.ca != nil {
 		out.CAFile = c.ca.caFile

@@ -5,9 +5,11 @@
 package testnet
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"runtime"
@@ -184,6 +186,15 @@ func (h *Host) Do(fn func() error) error {
 		result <- err
 	}()
 	return <-result
+}
+
+// Dial connects as a program of the host does.
+func (h *Host) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = h.Do(func() (err error) {
+		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
 }
 
 // open makes the namespace, on a thread that ends with it, and its wire.

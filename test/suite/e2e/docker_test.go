@@ -11,6 +11,7 @@ import (
 
 	"github.com/pannier/pannier/test/lib/docker"
 	"github.com/pannier/pannier/test/lib/docpages"
+	"github.com/pannier/pannier/test/lib/envoy"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -342,36 +343,37 @@ func dockerDriverAlone(t *testing.T, d *docker.Daemon) {
 	h.Run("volume", "delete", "data")
 }
 
-// dockerMesh runs a container in place of Envoy. It takes the first steps that Envoy would take with the
-// bootstrap.
+// dockerMesh runs the documented containers, with a real Envoy, of two workloads of one host.
 func dockerMesh(t *testing.T, d *docker.Daemon) {
+	program := envoy.Program(t, "Envoy in a container")
 	m := newMesh(t, minted, "")
 	m.Namespace = d.PID()
 	m.open()
-	program := testbin.Build(t, "test/demo/xds")
-	d.Image(t, "envoyproxy/envoy:v1.34-latest",
-		`ENTRYPOINT ["sh", "-c", "`+filepath.Base(program)+` \"$@\" && exec sleep 1000", "envoy"]`, program)
+	d.Image(t, "envoyproxy/envoy:v1.34-latest", `ENTRYPOINT ["envoy"]`, program)
 	d.Image(t, "example/web", `CMD ["sleep", "1000"]`)
-	m.Write("web.hcl", `
-workload "web" {
-  user = "1000"
-`+sidecarService("web", "")+`
-}
-`)
-	remove(t, d, "web")
-	remove(t, d, "web-envoy")
-	documented(t, m.Host, d, "consul.md", "mesh-start")
-	streams := func(n int) {
+	start := func(id string) {
 		t.Helper()
-		m.Eventually("the container's proxy receives its listeners", func() error {
-			log, err := d.Try("logs", "web-envoy")
-			if got := strings.Count(log, "listener public_listener"); err == nil && got != n {
+		m.Write(id+".hcl", fmt.Sprintf("workload %q {\n  user = \"1000\"\n%s\n}\n", id, sidecarService("web", "")))
+		remove(t, d, id)
+		remove(t, d, id+"-envoy")
+		documented(t, m.Host, d, "consul.md", "mesh-start", "web.hcl", id+".hcl", "web-envoy", id+"-envoy", "--name web", "--name "+id)
+	}
+	start("web")
+	start("second")
+	streams := func(id string, n int) {
+		t.Helper()
+		m.Eventually("the container's Envoy has its listener", func() error {
+			log, err := d.Try("logs", id+"-envoy")
+			if got := strings.Count(log, "add/update listener 'public_listener"); err == nil && got != n {
 				err = fmt.Errorf("%d times: %s", got, log)
 			}
 			return err
 		})
 	}
-	streams(1)
+	streams("web", 1)
+	streams("second", 1)
+	d.Run(t, "rm", "--force", "second", "second-envoy")
+	m.Run("workload", "stop", "second")
 	secret := dockerToken(t, m, d)
 	if out, err := d.Try("exec", "web", "touch", "/secrets/web/file"); err == nil || !strings.Contains(out, "Read-only") {
 		t.Errorf("a container wrote into its secrets: %v, %s", err, out)
@@ -395,7 +397,7 @@ workload "web" {
 	})
 	dockerToken(t, m, d)
 	d.Run(t, "restart", "--time", "0", "web-envoy")
-	streams(2)
+	streams("web", 2)
 
 	documented(t, m.Host, d, "consul.md", "mesh-stop")
 	m.nothingInMesh()

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/envoy"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -16,22 +17,18 @@ const credentials = "/run/pannier/pannier-credentials.sock"
 // management is the token of the machine's Consul that may do everything.
 const management = "8a1c7f0e-93a4-4c6a-9f59-0e0c2f6a7b11"
 
-// The programs of the documented units say what they have loaded: the token, their user, and what Consul tells a proxy.
-const (
-	envoy = `#!/bin/sh
-/usr/bin/xds "$@" >&2 && exec sleep infinity
-`
-	web = `#!/bin/sh
+// web is the program of the documented units. It says what it has loaded: the token and its user.
+const web = `#!/bin/sh
 cat "$CONSUL_HTTP_TOKEN_FILE" >&2 || exit 1
 id -un >&2
 exec sleep infinity
 `
-)
 
 // withConsul makes a host with a Consul that has ACLs, and the documented units of docs/consul.md, started as it says
 // there.
 func withConsul(t *testing.T) *host {
 	t.Helper()
+	program := envoy.Program(t, "the documented units")
 	h := newHost(t, "pannier.socket")
 	h.packaged("pannier-workload@.service")
 	h.Install(consul.Binary(t), "/usr/bin/consul")
@@ -65,15 +62,21 @@ plugin "sids" {
   }
 }
 `, 0o644)
-	h.Write("/usr/bin/web", web, 0o755)
-	h.Install(testbin.Build(t, "test/demo/xds"), "/usr/bin/xds")
-	h.Write("/usr/bin/envoy", envoy, 0o755)
-	h.Write("/etc/pannier/workloads/web.hcl", page(t, "consul.md", "# /etc/pannier/workloads/web.hcl\n"), 0o644)
-	for _, unit := range []string{"web.service", "web-envoy.service", "web-restart.path", "web-restart.service"} {
-		h.Write("/etc/systemd/system/"+unit, page(t, "consul.md", "# /etc/systemd/system/"+unit+"\n"), 0o644)
+	h.Install(program, "/usr/bin/envoy")
+	for _, name := range []string{"web", "shop"} { // the same again, for a second one of this host
+		again := strings.NewReplacer("web", name, "8080", map[string]string{"web": "8080", "shop": "8081"}[name])
+		h.Write("/usr/bin/"+name, web, 0o755)
+		h.Write("/etc/pannier/workloads/"+name+".hcl",
+			again.Replace(page(t, "consul.md", "# /etc/pannier/workloads/web.hcl\n")), 0o644)
+		for _, unit := range []string{".service", "-envoy.service", "-restart.path", "-restart.service"} {
+			h.Write("/etc/systemd/system/"+name+unit,
+				again.Replace(page(t, "consul.md", "# /etc/systemd/system/web"+unit+"\n")), 0o644)
+		}
 	}
 	h.Boot()
-	h.Run("sh", "-c", page(t, "consul.md", "<!-- run: units -->\n```sh\n"))
+	commands := page(t, "consul.md", "<!-- run: units -->\n```sh\n")
+	h.Run("sh", "-c", commands)
+	h.Run("sh", "-c", strings.ReplaceAll(commands, "web", "shop"))
 	return h
 }
 
@@ -149,7 +152,8 @@ func TestCredentials(t *testing.T) {
 		t.Error("it is no token of web")
 	}
 	started("web.service", 1, token, "web\n") // its dynamic user
-	started("web-envoy.service", 1, "listener public_listener")
+	started("web-envoy.service", 1, "add/update listener 'public_listener")
+	started("shop-envoy.service", 1, "add/update listener 'public_listener")
 	h.loggedOf("a unit has loaded a credential", "unit=web.service", "credential=web.si_token", "workload=web")
 
 	const other = `[Service]
