@@ -101,8 +101,8 @@ demo-docker: build ## Show one volume for containers of two hosts with a dockerd
 	go run ./test/demo -bin bin -docker
 
 .PHONY: demo-mesh
-demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and what is left of them: nothing (root)
-	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"
+demo-mesh: build consul envoy ## Show two workloads in the mesh of a real Consul and Envoy, and what is left of them: nothing (root)
+	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)" -envoy "$$(tools/envoy)"
 
 # Clusters of real agents have elections and timeouts, and a Chromium gives up connections, on a busy machine. Their
 # tests run two packages at a time, after all other tests; and so do those that give a plugin in an interpreted

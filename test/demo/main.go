@@ -1,7 +1,7 @@
 // Command demo shows Pannier at work on this machine. It gives a volume to containers of a dockerd of its own, or
 // mounts it where there is no dockerd. It starts an agent in a temporary directory, gives volumes to workloads,
 // kills the agent while one of them runs, replaces a plugin meanwhile, and leaves nothing behind. With -mesh it also
-// starts a Consul and shows how workloads join and leave its mesh. With -cluster it runs five agents, each in its
+// starts a Consul and shows requests through Envoys: by whom a service may be called, new tokens and a crash. With -cluster it runs five agents, each in its
 // own network, kills the leader and disconnects a node; the pages of one of them show that in a browser, and with -keep
 // they stay up at the end. With -docker it gives containers of two dockerds one volume.
 // Every command that it prints can be typed by hand. It needs root and Linux.
@@ -29,6 +29,7 @@ func demo() (code int) {
 	containers := flag.Bool("docker", false, "tell the story of containers of two hosts")
 	keep := flag.Bool("keep", false, "keep the cluster up at the end of its story, until an interrupt")
 	program := flag.String("consul", "consul", "Consul's `program`, for the mesh")
+	proxy := flag.String("envoy", "envoy", "Envoy's `program`, for the mesh")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
@@ -44,7 +45,7 @@ func demo() (code int) {
 	case *hosts:
 		tell = func(ctx context.Context, h *host) error { return clusterStory(ctx, h, *keep) }
 	case *mesh:
-		tell = func(ctx context.Context, h *host) error { return meshStory(ctx, h, *program) }
+		tell = func(ctx context.Context, h *host) error { return meshStory(ctx, h, *program, *proxy) }
 	}
 	if err := run(ctx, *bin, tell); err != nil {
 		fmt.Fprintln(os.Stderr, "\ndemo: failed:", err)

@@ -5,9 +5,9 @@ import (
 	"strconv"
 )
 
-// meshStory runs the mesh demo. program is Consul's.
-func meshStory(ctx context.Context, h *host, program string) error {
-	s := &meshTeller{teller: &teller{ctx: ctx, h: h}, program: program}
+// meshStory runs the mesh demo with Consul's program and Envoy's.
+func meshStory(ctx context.Context, h *host, program, proxy string) error {
+	s := &meshTeller{teller: &teller{ctx: ctx, h: h}, program: program, proxy: proxy}
 
 	s.say("A folder for all that follows, which is typed in there, with these variables.")
 	s.prepare()
@@ -26,7 +26,7 @@ func meshStory(ctx context.Context, h *host, program string) error {
 	s.pannier("plugin", "status")
 
 	s.say(
-		"Two workloads come into the mesh: db, and web that asks db. Their sidecars are the proxy that Consul brings; Envoy is run in the same way.")
+		"Two workloads come into the mesh: db, and web that asks db. Each has an Envoy.")
 	s.sh("cat db.hcl")
 	db := s.background("workload", "run", h.path("db.hcl"))
 	web := s.background("workload", "run", h.path("web.hcl"))
@@ -43,33 +43,58 @@ func meshStory(ctx context.Context, h *host, program string) error {
 
 	s.say("The bootstrap is what Envoy starts with. It leads to Consul, which sends what web's proxy has to be.")
 	s.sh("head -n 10 data/secrets/default/web/web/envoy_bootstrap.json")
-	s.sh("xds -c data/secrets/default/web/web/envoy_bootstrap.json")
+	const listeners = "curl -sS --unix-socket data/secrets/default/web/web/admin.sock http://envoy/listeners"
+	s.until(listeners, "db:127.0.0.1:"+strconv.Itoa(s.ports.upstream))
 
-	s.say("web asks db. No intention allows it. Then db's spec says who may call it, and then it does not any more; db runs on.")
-	ask := "curl -sS --max-time 5 http://127.0.0.1:" + strconv.Itoa(s.ports.upstream)
+	s.say("web asks db. No intention allows it. Then db's spec says who may call it, then it does not any more, and then again; db runs on.")
+	ask := func(port int) string {
+		return "curl -sS --max-time 5 -w 'HTTP status %{http_code}' http://127.0.0.1:" + strconv.Itoa(port)
+	}
+	const denied = "RBAC: access deniedHTTP status 403"
 	s.refused("consul intention check web db", "Denied")
-	s.untilRefused(ask)
+	s.until(ask(s.ports.upstream), denied)
 	s.sh("diff db.hcl open.hcl || true")
 	s.sh("pannier workload update open.hcl >update.log")
-	s.until(ask, greeting)
+	s.until(ask(s.ports.upstream), greeting)
 	s.sh("pannier workload update db.hcl >update.log")
-	s.untilRefused(ask)
+	s.until(ask(s.ports.upstream), denied)
+	s.sh("pannier workload update open.hcl >update.log")
+	s.until(ask(s.ports.upstream), greeting)
 
 	s.say("web's upstream moves to another port. Its program is not touched, and Envoy gets the listener by its stream.")
 	pid := "pannier workload status web -o json | sed -n 's/.*\"pid\": *\"\\([0-9]*\\)\".*/\\1/p'"
 	s.sh(pid + " | tee pid")
 	s.sh("pannier workload update moved.hcl >update.log")
-	s.until("xds -c data/secrets/default/web/web/envoy_bootstrap.json", "listener db:127.0.0.1:"+strconv.Itoa(s.ports.moved))
+	s.until(listeners, "db:127.0.0.1:"+strconv.Itoa(s.ports.moved))
+	s.until(ask(s.ports.moved), greeting)
 	s.sh(pid + " | cmp - pid")
 
-	s.say("Somebody revokes web's token. An agent that starts finds that at once, others within five minutes.")
-	s.sh("pannier token inspect web")
-	s.sh("consul acl token delete -accessor-id $(pannier token inspect web | awk '$1 == \"web\" { print $3 }')")
-	s.refused("pannier token inspect web", "not known to Consul")
-	s.stopAgent()
-	s.startAgent()
-	s.until("pannier events -recent 100 | grep identity-replaced", "another token")
-	s.sh("pannier token inspect web")
+	s.requests(s.ports.moved, func() {
+		s.say("Access logs are turned on for the whole mesh, and off. Each time the next Envoys take over from the running ones.")
+		s.sh("consul config write access-logs.hcl")
+		s.takenOver("web", 1)
+		s.takenOver("db", 1)
+		s.sh("consul config delete -kind proxy-defaults -name global")
+		s.takenOver("web", 2)
+		s.takenOver("db", 2)
+
+		s.say("Somebody revokes web's token. An agent that starts finds that at once, others within five minutes.")
+		s.sh("pannier token inspect web")
+		s.sh("consul acl token delete -accessor-id $(pannier token inspect web | awk '$1 == \"web\" { print $3 }')")
+		s.refused("pannier token inspect web", "not known to Consul")
+		s.stopAgent()
+		s.startAgent()
+		s.until("pannier events -recent 100 | grep identity-replaced", "another token")
+		s.sh("pannier token inspect web")
+		s.takenOver("web", 3)
+	})
+
+	s.say("The Envoy of db is killed. Another one is started, and answers again.")
+	const pids = "pgrep -f $PWD/data/secrets/default/db/"
+	s.sh(pids + " | tee db.pid && kill -9 $(cat db.pid)")
+	s.until(pids+" | grep -vxFf db.pid", "")
+	s.until(ask(s.ports.moved), greeting)
+	s.requests(s.ports.moved, func() { s.sh("sleep 1") })
 
 	s.say("Somebody copies the bootstrap. Then the workloads end while Consul is killed and starts again.")
 	s.sh("install -m 0600 data/secrets/default/web/web/envoy_bootstrap.json copy.json")
@@ -86,7 +111,8 @@ func meshStory(ctx context.Context, h *host, program string) error {
 	s.sh("pannier token list")
 	s.nothing("consul config list -kind service-intentions")
 	s.nothing("find data/secrets -mindepth 1 ! -name '.*'")
-	s.refused("xds -c copy.json", "ACL not found")
+	s.sh(`sed -i 's,"[^"]*/\(admin\|ready\).sock","'$PWD'/\1.sock",' copy.json`)
+	s.until("timeout 5 envoy -c copy.json --disable-hot-restart --concurrency 1 2>&1 | grep -m 1 -o 'config stream.*'", "ACL not found")
 
 	s.say("The agent and Consul stop.")
 	s.stopAgent()

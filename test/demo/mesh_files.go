@@ -84,8 +84,16 @@ plugin "sids" {
 }
 `
 
-// The services have no checks of their ports, because Consul's proxy would not resolve them before the first
-// check has passed.
+// envoyCommand drains connections quickly, so that the demo is short.
+const envoyCommand = `["envoy", "-c", "${bootstrap}", "--concurrency", "1", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}", "--drain-time-s", "1", "--parent-shutdown-time-s", "2", "--log-level", "error"]`
+
+const accessLogs = `Kind = "proxy-defaults"
+Name = "global"
+AccessLogs {
+  Enabled = true
+}
+`
+
 const dbSpec = `workload "db" {
   user = "nobody"
 
@@ -98,8 +106,11 @@ const dbSpec = `workload "db" {
     connect {
       sidecar_service {
         port = "mesh"
-
-        disable_default_tcp_check = true
+        proxy {
+          config {
+            protocol = "http"
+          }
+        }
       }
     }
   }
@@ -110,7 +121,7 @@ const dbSpec = `workload "db" {
     user    = "nobody"
   }
   sidecar {
-    command = ["consul", "connect", "proxy", "-proxy-id", "${proxy_id}", "-token-file", "${token_file}"]
+    command = ` + envoyCommand + `
   }
 }
 `
@@ -125,8 +136,6 @@ const webSpec = `workload "web" {
     connect {
       sidecar_service {
         port = "mesh"
-
-        disable_default_tcp_check = true
         proxy {
           upstreams {
             destination_name = "db"
@@ -143,7 +152,7 @@ const webSpec = `workload "web" {
     user    = "nobody"
   }
   sidecar {
-    command = ["consul", "connect", "proxy", "-proxy-id", "${proxy_id}", "-token-file", "${token_file}"]
+    command = ` + envoyCommand + `
   }
 }
 `
@@ -179,12 +188,13 @@ func (h *host) writeMeshFiles(plugins string, p ports) error {
 	const port = "    port = \"http\"\n"
 	management := fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
 	return errors.Join(
-		// Consul's proxies run as an unprivileged user and must be able to execute the programs in bin.
+		// Envoys run as an unprivileged user and must be able to execute the programs in bin.
 		os.Chmod(h.dir, 0o711),
 		os.Mkdir(h.path("bin"), 0o755),
 		h.writeFile("management.token", management),
 		h.writeFile("consul.hcl", fmt.Sprintf(consulConfig, p.https, p.grpcTLS, p.server, p.serfLAN, management)),
 		h.writeFile("agent.hcl", fmt.Sprintf(meshAgentConfig, plugins, p.https, h.path("sids.token"))),
+		h.writeFile("access-logs.hcl", accessLogs),
 		h.writeFile("db.hcl", dbSpec),
 		h.writeFile("open.hcl", strings.Replace(dbSpec, port, port+"    intentions = [\"web\"]\n", 1)),
 		h.writeFile("web.hcl", fmt.Sprintf(webSpec, p.upstream)),

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/envoy"
 )
 
 // siTokens lists the descriptions of the tokens that Pannier has created in Consul.
@@ -18,6 +20,7 @@ const siTokens = "consul acl token list | sed -n 's/^Description: *_pannier_si/_
 type meshTeller struct {
 	*teller
 	program string // Consul's
+	proxy   string // Envoy's
 	ports   ports
 	consul  *exec.Cmd
 }
@@ -27,6 +30,9 @@ func (s *meshTeller) prepare() {
 	s.do(func() (err error) {
 		if _, err := exec.LookPath("curl"); err != nil {
 			return fmt.Errorf("the demo of the mesh asks with curl: %w", err)
+		}
+		if _, err := exec.LookPath(s.proxy); err != nil {
+			return fmt.Errorf("the demo of the mesh needs an Envoy: %w", err)
 		}
 		if s.ports, err = freePorts(); err != nil {
 			return err
@@ -48,7 +54,8 @@ func (s *meshTeller) prepare() {
 	root, err := os.Getwd()
 	s.do(func() error { return err })
 	s.sh("install -m 0755 " + s.program + " bin/consul")
-	s.sh("go build -C " + root + " -o " + s.h.path("bin") + "/ ./test/demo/answer ./test/demo/xds")
+	s.sh("install -m 0755 " + s.proxy + " bin/envoy")
+	s.sh("go build -C " + root + " -o " + s.h.path("bin") + "/ ./test/demo/answer")
 }
 
 // try runs a line in a shell in the demo's directory.
@@ -109,12 +116,6 @@ func (s *meshTeller) until(line, text string) {
 		}
 		return err
 	})
-}
-
-// untilRefused repeats a curl command until its connection is closed without an answer.
-func (s *meshTeller) untilRefused(line string) {
-	// curl's exit codes: 52: no answer; 56: the connection was reset. Any other is a different failure.
-	s.repeat(line, func(out string, err error) error { return isRefusal(line, "curl: (5", out, err) })
 }
 
 func (s *meshTeller) repeat(line string, check func(out string, err error) error) {
@@ -182,4 +183,29 @@ func (s *meshTeller) look() {
 		s.children, err = s.h.children(s.ctx)
 		return err
 	})
+}
+
+// requests makes 200 requests a second to web's upstream while steps are done. None may fail.
+func (s *meshTeller) requests(port int, steps func()) {
+	if s.err != nil {
+		return
+	}
+	fmt.Printf("# (200 requests a second to 127.0.0.1:%d begin)\n", port)
+	load := envoy.StartLoad("tcp", fmt.Sprintf("127.0.0.1:%d", port), 200)
+	steps()
+	load.End()
+	answered, failed := load.Answers()[greeting+"\n"], load.Failed()
+	s.check(fmt.Sprintf("%d requests were answered, %d failed", answered, len(failed)), func() error {
+		if answered == 0 {
+			failed = append(failed, errors.New("no answer"))
+		}
+		return errors.Join(failed...)
+	})
+}
+
+// takenOver waits until a workload's Envoy is the next of its chain and serves.
+func (s *meshTeller) takenOver(workload string, epoch int) {
+	s.until("curl -sS --unix-socket data/secrets/default/"+workload+"/"+workload+
+		`/admin.sock http://envoy/server_info | tr -d '\n ' | grep -o '"state":"LIVE".*"restart_epoch":[0-9]*' | sed 's/,.*,/ ... /'`,
+		fmt.Sprintf(`"restart_epoch":%d`, epoch))
 }

@@ -1,4 +1,4 @@
-// Package xds is the proxy's side of Consul's xDS, for tests and the demo, which have no Envoy. It does what Envoy
+// Package xds is the proxy's side of Consul's xDS, for tests that look at what Consul sends. It does what Envoy
 // does first: it parses a bootstrap strictly, takes the server, its CA, the token and the node id only from there,
 // opens the ADS stream and receives the proxy's clusters and listeners.
 //
