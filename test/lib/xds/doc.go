@@ -2,5 +2,5 @@
 // does first: it parses a bootstrap strictly, takes the server, its CA, the token and the node id only from there,
 // opens the ADS stream and receives the proxy's clusters and listeners.
 //
-// It is for tests and the demo only, and imports nothing of this module.
+// It is for tests only, and imports nothing of this module.
 package xds

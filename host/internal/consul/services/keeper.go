@@ -35,6 +35,8 @@ type keeper struct {
 	// but are still in Config.Instances.
 	held map[string]registration.Instance
 	gone map[string]bool
+	// registering counts the calls of Register in progress.
+	registering int
 	// cut cancels the sync in progress, and over is closed when it has ended; nil: none.
 	cut      context.CancelCauseFunc
 	over     chan struct{}
@@ -67,17 +69,26 @@ func (k *keeper) hold(ctx context.Context, i registration.Instance) error {
 	return k.change(ctx, func() {
 		k.held[i.ID] = i
 		delete(k.gone, i.ID)
+		k.registering++
 	})
+}
+
+// busy says that instances are being registered: a sync would find them missing and register them once more.
+func (k *keeper) busy() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.registering > 0
 }
 
 // registered records how a registration went. The caller retries a failed one, and the sync does not: an instance
 // that Consul refuses would prevent the sync of the others.
 func (k *keeper) registered(i registration.Instance, err error) {
+	k.mu.Lock()
+	k.registering--
 	if err != nil {
-		k.mu.Lock()
 		delete(k.held, i.ID)
-		k.mu.Unlock()
 	}
+	k.mu.Unlock()
 	signal(k.wakeBeat)
 }
 

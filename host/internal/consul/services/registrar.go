@@ -162,6 +162,7 @@ func (r *Registrar) Register(ctx context.Context, consul string, i registration.
 		return "", err
 	}
 	if err := k.hold(ctx, i); err != nil {
+		k.registered(i, err)
 		return "", err
 	}
 	err = r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) (err error) {

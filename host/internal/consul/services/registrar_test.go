@@ -120,6 +120,31 @@ func TestCallsWinOverTheSync(t *testing.T) {
 	})
 }
 
+// A sync would find what is just being registered missing, and register it once more: it waits.
+func TestASyncWaitsForRegistrations(t *testing.T) {
+	p := newPlugin()
+	p.slow = 5 * time.Second
+	run(t, p, nil, func(t *testing.T, r *Registrar, _ *world) {
+		time.Sleep(time.Minute)
+		p.watch(func(a registration.Action, id string) { t.Errorf("a sync has %s %s", a, id) })
+		var all sync.WaitGroup
+		for _, id := range []string{"a", "b"} {
+			all.Go(func() {
+				if _, err := r.Register(t.Context(), "default", instance(id)); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(3 * time.Second)
+		}
+		all.Wait()
+		before, _, _, _ := p.seen()
+		time.Sleep(2 * settle)
+		if after, _, _, _ := p.seen(); len(after) == len(before) || len(after[len(after)-1].Instances) != 2 {
+			t.Errorf("%d syncs before, %d after", len(before), len(after))
+		}
+	})
+}
+
 // Workloads come and go all the time, and their reports lag behind.
 func TestManyCallsBesideTheSync(t *testing.T) {
 	p := newPlugin()

@@ -29,6 +29,10 @@ func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
 	}
 	var index uint64
 	for alive := ctx.Err() == nil; alive; {
+		if k.busy() {
+			alive = rest(ctx, settle, nil)
+			continue
+		}
 		began := time.Now()
 		next, n, changed, err := k.sync(ctx, owner, index)
 		switch {
