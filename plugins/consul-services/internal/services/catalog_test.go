@@ -60,6 +60,7 @@ func TestTagOverride(t *testing.T) {
 		i.Service.Tags = []string{"new"}
 		r.register(t, i)
 		r.wantTags(t, i, "new")
+		r.settled(t, i)
 		r.quiet(t, i)
 
 		// A service that the agent has lost is registered again with the tags that were last seen in the
@@ -86,6 +87,7 @@ func TestTagOverride(t *testing.T) {
 		r.register(t, i)
 		check.Eventually(t, "the catalog has the new tags",
 			func() bool { return slices.Equal(r.inCatalog(t, i.ID).Tags, []string{"new"}) })
+		r.settled(t, i)
 		r.quiet(t, i)
 	})
 }

@@ -188,6 +188,7 @@ func registersAllFields(t *testing.T, r *rig) {
 		t.Errorf("checks of the sidecar: %v", checks)
 	}
 	r.register(t, web)
+	r.settled(t, web)
 	r.quiet(t, web)
 	if again := r.inCatalog(t, proxyID); again.Port != side.Port || again.ModifyIndex != side.ModifyIndex {
 		t.Errorf("a second registration changed the sidecar: %+v", again)

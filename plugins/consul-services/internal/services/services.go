@@ -125,7 +125,9 @@ func (s *Services) Register(ctx context.Context, c service.Consul, i registratio
 	if err := agent.configure(ctx, i); err != nil {
 		return "", err
 	}
-	if err := agent.register(ctx, w.registration, true); err != nil {
+	err = agent.register(ctx, w.registration, true)
+	s.forgetCheck(c, i.ID+sidecarSuffix)
+	if err != nil {
 		return "", err
 	}
 	if w.sidecar == nil && there[i.ID+sidecarSuffix] != nil { // an earlier registration had one
@@ -160,9 +162,7 @@ func (s *Services) Deregister(ctx context.Context, c service.Consul, owner regis
 		if err := agent.deregister(ctx, part); err != nil {
 			return err
 		}
-		s.mu.Lock()
-		delete(s.seen, proxyCheck{c, checkPrefix(part) + ":1"})
-		s.mu.Unlock()
+		s.forgetCheck(c, part)
 	}
 	return nil
 }

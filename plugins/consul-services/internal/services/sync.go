@@ -145,7 +145,10 @@ func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 		for id, part := range w.parts() {
 			stale = stale || len(local.staleChecks(id, part)) > 0
 		}
-		work.do(func(ctx context.Context) error { return p.agent.register(ctx, &r, stale) })
+		work.do(func(ctx context.Context) error {
+			defer p.services.forgetCheck(p.agent.consul, r.ID+sidecarSuffix)
+			return p.agent.register(ctx, &r, stale)
+		})
 	}
 	for _, id := range d.leftover {
 		p.note(id, registration.Removed, "not wanted")

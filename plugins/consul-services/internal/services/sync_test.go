@@ -192,6 +192,8 @@ func TestAliasInCatalog(t *testing.T) {
 	if now := r.checks(t, proxy)["service:"+proxy+":2"]; now.Status != api.HealthPassing {
 		t.Errorf("the alias is %+v", now)
 	}
+	r.register(t, web) // which sets the interval back
+	r.settled(t, web)
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(r.inCatalog(t, proxy).Port))
 	l, err := net.Listen("tcp", address)
 	check.NoError(t, err)
@@ -384,6 +386,7 @@ func TestCentralConfig(t *testing.T) {
 	})
 	r.quiet(t, web, plain)
 	r.register(t, web)
+	r.settled(t, web, plain)
 	r.quiet(t, web, plain)
 }
 

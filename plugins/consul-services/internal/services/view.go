@@ -110,6 +110,13 @@ func (s *Services) node(ctx context.Context, a *agent, again bool) (string, erro
 	return name, nil
 }
 
+// forgetCheck makes the check of a sidecar new: a registration has set its interval back.
+func (s *Services) forgetCheck(c service.Consul, sidecar string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.seen, proxyCheck{c, checkPrefix(sidecar) + ":1"})
+}
+
 // isNew reports, once for a check, that it has not passed yet.
 func (s *Services) isNew(c service.Consul, check *api.HealthCheck) bool {
 	s.mu.Lock()
