@@ -43,6 +43,9 @@ func meshStory(ctx context.Context, h *host, program, proxy string) error {
 
 	s.say("The bootstrap is what Envoy starts with. It leads to Consul, which sends what web's proxy has to be.")
 	s.sh("head -n 10 data/secrets/default/web/web/envoy_bootstrap.json")
+	ready := func(service string) string {
+		return "curl -sS --unix-socket data/secrets/default/" + service + "/ready.sock http://envoy/ready"
+	}
 	const listeners = "curl -sS --unix-socket data/secrets/default/web/web/admin.sock http://envoy/listeners"
 	s.until(listeners, "db:127.0.0.1:"+strconv.Itoa(s.ports.upstream))
 
@@ -95,6 +98,16 @@ func meshStory(ctx context.Context, h *host, program, proxy string) error {
 	s.until(pids+" | grep -vxFf db.pid", "")
 	s.until(ask(s.ports.moved), greeting)
 	s.requests(s.ports.moved, func() { s.sh("sleep 1") })
+
+	s.say("db gets a second instance, which is then stopped: it leaves the catalog, its callers see that, and then it ends.")
+	second := s.background("workload", "run", h.path("second.hcl"))
+	s.until(ready("db-2/db"), "LIVE")
+	s.until("curl -sS --unix-socket data/secrets/default/web/web/admin.sock http://envoy/clusters | grep '^db.*health_flags' | wc -l", "2")
+	s.requests(s.ports.moved, func() {
+		s.sh("sleep 1")
+		s.end(second)
+		s.sh("sleep 1")
+	})
 
 	s.say("Somebody copies the bootstrap. Then the workloads end while Consul is killed and starts again.")
 	s.sh("install -m 0600 data/secrets/default/web/web/envoy_bootstrap.json copy.json")

@@ -186,6 +186,7 @@ func (h *host) writeMeshFiles(plugins string, p ports) error {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	const port = "    port = \"http\"\n"
+	open := strings.Replace(dbSpec, port, port+"    intentions = [\"web\"]\n", 1)
 	management := fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
 	return errors.Join(
 		// Envoys run as an unprivileged user and must be able to execute the programs in bin.
@@ -196,7 +197,8 @@ func (h *host) writeMeshFiles(plugins string, p ports) error {
 		h.writeFile("agent.hcl", fmt.Sprintf(meshAgentConfig, plugins, p.https, h.path("sids.token"))),
 		h.writeFile("access-logs.hcl", accessLogs),
 		h.writeFile("db.hcl", dbSpec),
-		h.writeFile("open.hcl", strings.Replace(dbSpec, port, port+"    intentions = [\"web\"]\n", 1)),
+		h.writeFile("open.hcl", open),
+		h.writeFile("second.hcl", strings.Replace(open, `workload "db"`, `workload "db-2"`, 1)),
 		h.writeFile("web.hcl", fmt.Sprintf(webSpec, p.upstream)),
 		h.writeFile("moved.hcl", fmt.Sprintf(webSpec, p.moved)),
 	)
