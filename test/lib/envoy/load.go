@@ -23,8 +23,16 @@ type Load struct {
 
 // StartLoad makes requests to an address, IP:PORT or the path of a socket, at so many a second.
 func StartLoad(network, address string, perSecond int) *Load {
+	return StartLoadBy((&net.Dialer{}).DialContext, network, address, perSecond)
+}
+
+// Dial makes a connection.
+type Dial = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// StartLoadBy is StartLoad from where dial connects, such as another host.
+func StartLoadBy(dial Dial, network, address string, perSecond int) *Load {
 	l := &Load{answers: map[string]int{}}
-	client := clientOf(network, address)
+	client := clientBy(dial, network, address)
 	stop := make(chan struct{})
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -56,11 +64,13 @@ func (l *Load) request(client *http.Client) {
 
 // clientOf returns a client that reaches nothing but an address.
 func clientOf(network, address string) *http.Client {
+	return clientBy((&net.Dialer{}).DialContext, network, address)
+}
+
+func clientBy(dial Dial, network, address string) *http.Client {
 	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, network, address)
-		},
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, network, address) },
 	}}
 }
 

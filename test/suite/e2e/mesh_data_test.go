@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/consul/api"
 	"golang.org/x/sys/unix"
@@ -184,7 +185,7 @@ func TestMeshData(t *testing.T) {
 	for port, name := range map[int]string{shopPort: "shop", dbPort: "db", farPort: "far", archivePort: "archive"} {
 		l.serve(at["b"], port, name)
 	}
-	web := func(toShop int) string {
+	web := func(toShop, version int) string {
 		return sidecar(webPort, "", fmt.Sprintf(`
           upstreams {
             destination_name = "shop"
@@ -199,9 +200,10 @@ func TestMeshData(t *testing.T) {
             local_bind_port  = %d
           }
           config {
-            envoy_prometheus_bind_addr = "127.0.0.1:%d"
+            envoy_prometheus_bind_addr  = "127.0.0.1:%d"
+            envoy_admin_access_log_path = "%s/admin-%d.log"
           }
-`, toShop, toArchive, metricsPort))
+`, toShop, toArchive, metricsPort, a.Dir, version))
 	}
 	shop := func(intentions string) string {
 		return strings.Replace(sidecar(shopPort, "    intentions = ["+intentions+"]\n", fmt.Sprintf(`
@@ -217,7 +219,7 @@ func TestMeshData(t *testing.T) {
 	gateway := func(port, block string) string {
 		return port + "\n    connect {\n      gateway {\n" + block + "\n      }\n    }"
 	}
-	l.run(a, "web", web(toShop))
+	l.run(a, "web", web(toShop, 0))
 	l.run(b, "shop", shop(`"ingress"`))
 	l.run(b, "db", sidecar(dbPort, "    intentions = [\"web\", \"ingress\", \"api\"]\n", ""))
 	l.run(b, "far", sidecar(farPort, "", ""))
@@ -303,12 +305,14 @@ func TestMeshData(t *testing.T) {
 		t.Errorf("the admin API does not show the token, by which docs/consul.md justifies its place: %v", err)
 	}
 
+	l.takeOver(a, toPort(toShop), func(n int) string { return web(toShop, n) })
+
 	// Nothing is restarted by what reaches an Envoy from Consul.
 	b.Run("workload", "update", l.spec(b, "shop", shop(`"ingress"`)))
 	expect("the intention is gone", a, toPort(toShop), "shop", "/", denied)
-	a.Run("workload", "update", l.spec(a, "web", web(later)))
+	a.Run("workload", "update", l.spec(a, "web", web(later, 3)))
 	expect("the upstream has moved", a, toPort(later), "shop", "/", denied)
-	if epoch, err := envoy.Epoch(secrets + "admin.sock"); err != nil || epoch != 0 {
+	if epoch, err := envoy.Epoch(secrets + "admin.sock"); err != nil || epoch != 3 {
 		t.Errorf("web's Envoy is of the epoch %d, %v", epoch, err)
 	}
 	l.cutOff(a, secrets)
@@ -326,6 +330,29 @@ func TestMeshData(t *testing.T) {
 	}
 	for _, m := range []*mesh{a, b, c} {
 		m.NothingInUse()
+	}
+}
+
+// takeOver replaces a caller's Envoy three times under 500 requests a second. None fails.
+func (l *lab) takeOver(m *mesh, address string, version func(int) string) {
+	l.t.Helper()
+	load := envoy.StartLoadBy(m.Net.Dial, "tcp", address, 500)
+	defer load.End()
+	began := time.Now()
+	for epoch := 1; epoch <= 3; epoch++ {
+		m.Run("workload", "update", l.spec(m, "web", version(epoch)))
+		m.Eventually("the next Envoy serves", func() error {
+			got, err := envoy.Epoch(m.service("web").GetAdminSocket())
+			if err == nil && got != epoch {
+				err = fmt.Errorf("it is of epoch %d, want %d", got, epoch)
+			}
+			return err
+		})
+	}
+	load.End()
+	l.t.Logf("three takeovers in %s, answers %v", time.Since(began), load.Answers())
+	if failed := load.Failed(); len(failed) > 0 || load.Answers()["shop"] == 0 {
+		l.t.Errorf("%d requests failed, by %v; answers %v", len(failed), failed, load.Answers())
 	}
 }
 
