@@ -300,3 +300,21 @@ func TestAProxySendsAllBeforeItEnds(t *testing.T) {
 		}
 	})
 }
+
+// A program waits a bounded time for its Envoy, and learns which one is not ready.
+func TestAwaitReadyIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	c := &takeover{file: filepath.Join(dir, "bootstrap"), admin: filepath.Join(dir, "admin.sock")}
+	_, s, _ := beside(t, child.Plan{Command: "true"})
+	c.write(t, `"listeners": []`)
+	check.NoError(t, s.Start(t.Context(), Sidecar{
+		Name: "envoy", File: c.file, Plan: func(baseID, epoch int) child.Plan {
+			return child.Plan{Command: "sleep", Args: []string{"60", strconv.Itoa(baseID), strconv.Itoa(epoch)}, Env: os.Environ()}
+		},
+	}))
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := s.AwaitReady(ctx); err == nil || !strings.Contains(err.Error(), `sidecar "envoy" is not ready`) {
+		t.Errorf("%v", err)
+	}
+}
