@@ -36,6 +36,13 @@ var inConsul = []mutant{
 		pkg: "./plugins/consul-services/internal/services", run: "^TestAliasInCatalog$",
 	},
 	{
+		name: "registered-twice", promise: "a sync does not register once more what is just being registered",
+		in: "host/internal/consul/services", decl: "keeper.busy",
+		old: "	return k.registering > 0\n",
+		new: "	return k.registering < 0\n",
+		pkg: "./host/internal/consul/services", run: "^TestASyncWaitsForRegistrations$",
+	},
+	{
 		name: "sidecar-checked-slowly", promise: "Consul notices within a second that a sidecar listens",
 		in: "plugins/consul-services/internal/services", decl: "agent.quicken",
 		old: "Interval: \"1s\",",
