@@ -1,10 +1,10 @@
 // Command demo shows Pannier at work on this machine. It gives a volume to containers of a dockerd of its own, or
 // mounts it where there is no dockerd. It starts an agent in a temporary directory, gives volumes to workloads,
 // kills the agent while one of them runs, replaces a plugin meanwhile, and leaves nothing behind. With -mesh it also
-// starts a Consul and shows requests through Envoys: by whom a service may be called, new tokens and a crash. With -cluster it runs five agents, each in its
-// own network, kills the leader and disconnects a node; the pages of one of them show that in a browser, and with -keep
-// they stay up at the end. With -docker it gives containers of two dockerds one volume.
-// Every command that it prints can be typed by hand. It needs root and Linux.
+// starts a Consul and shows requests through Envoys: who may call a service, new tokens, a crash and a stop. With
+// -cluster it runs five agents, each in its own network, kills the leader and disconnects a node; the pages of one of
+// them show that in a browser, and with -keep they stay up at the end. With -docker it gives containers of two dockerds
+// one volume. Every command that it prints can be typed by hand. It needs root and Linux.
 package main
 
 import (

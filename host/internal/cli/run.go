@@ -44,8 +44,9 @@ func runVerb() verb {
 		long: `Start a workload, run its program in a mount namespace of its own with each volume at its
 destination, and release the volumes when it ends. Sidecars of the spec start before
 the program, which waits until a proxy is ready, and end after it. A spec with a sidecar
-needs no program, as a gateway: it runs until a signal. The exit code is the program's. Processes that the program leaves running are ended. Needs root. -dry-run runs
-nothing: it says what a start would do and who has the volumes, and fails if it would be refused.`,
+needs no program, as a gateway: it runs until a signal. The exit code is the program's.
+Processes that the program leaves running are ended. Needs root. -dry-run runs nothing: it
+says what a start would do and who has the volumes, and fails if it would be refused.`,
 		example: "redis.hcl -- redis-server --dir /data",
 		flags:   func(f *pflag.FlagSet) { dryFlag(f, &dry) },
 		local: func(ctx context.Context, c *call) error {

@@ -353,7 +353,10 @@ func dockerMesh(t *testing.T, d *docker.Daemon) {
 	d.Image(t, "example/web", `CMD ["sleep", "1000"]`)
 	start := func(id string) {
 		t.Helper()
-		m.Write(id+".hcl", fmt.Sprintf("workload %q {\n  user = \"1000\"\n%s\n}\n", id, sidecarService("web", "")))
+		// Each Consul of the tests on this host gives sidecars the same ports.
+		service := strings.Replace(sidecarService("web", ""), "sidecar_service {", fmt.Sprintf("sidecar_service {\n        port = %d",
+			freePort(t)), 1)
+		m.Write(id+".hcl", fmt.Sprintf("workload %q {\n  user = \"1000\"\n%s\n}\n", id, service))
 		remove(t, d, id)
 		remove(t, d, id+"-envoy")
 		documented(t, m.Host, d, "consul.md", "mesh-start", "web.hcl", id+".hcl", "web-envoy", id+"-envoy", "--name web", "--name "+id)

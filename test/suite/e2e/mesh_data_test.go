@@ -108,7 +108,8 @@ func (l *lab) serve(at *testnet.Host, port int, answer string) {
 		listener, err = net.Listen("tcp4", fmt.Sprintf(":%d", port))
 		return err
 	}))
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer) })}
+	answers := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer) }
+	server := &http.Server{Handler: http.HandlerFunc(answers)}
 	go func() { _ = server.Serve(listener) }()
 	l.t.Cleanup(func() { _ = server.Close() })
 }
