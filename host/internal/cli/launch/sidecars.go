@@ -181,6 +181,7 @@ type sidecar struct {
 type proxy struct {
 	*Process
 	baseID, epoch int
+	began         time.Time
 	read          fs.FileInfo // the file at its start
 	// broken is set if no other process can take over from it: one has tried and failed, which Envoy cannot undo, or the
 	// one before it has ended by itself, for which Envoy gives up.
@@ -195,7 +196,7 @@ func (c *sidecar) launch(from *proxy) (*proxy, error) {
 	if c.isStopping() {
 		return nil, nil
 	}
-	p := &proxy{}
+	p := &proxy{began: time.Now()}
 	if from != nil && !from.broken {
 		p.baseID, p.epoch = from.baseID, from.epoch+1
 	} else {
@@ -286,7 +287,7 @@ func (c *sidecar) watch(ctx context.Context, p *proxy) (last *proxy, replaced bo
 			c.kill()
 		case <-look.C:
 			switch {
-			case c.isStopping() || !c.outdated(p):
+			case c.isStopping() || !c.outdated(p) || !c.hasRoom(p):
 			case c.takesOver:
 				next, err := c.replace(ctx, p)
 				if err == nil {
@@ -375,6 +376,17 @@ func (c *sidecar) anyServes(ctx context.Context, network, admin string) bool {
 	all := slices.Clone(c.running)
 	c.mu.Unlock()
 	return slices.ContainsFunc(all, func(p *proxy) bool { return serves(ctx, network, admin, p.baseID, p.epoch) })
+}
+
+// room is how many Envoys of one base ID may run: the fourth has the first one's socket.
+const room = 3
+
+// hasRoom reports whether another process can take over from one. The first of three ends soon, since the second has
+// asked it to; one that does not is not waited for.
+func (c *sidecar) hasRoom(p *proxy) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.takesOver || p.broken || len(c.running) < room || time.Since(p.began) > c.of.timing.ready
 }
 
 // outdated reports whether a process has to be replaced, since the file that it has read was, or since it will end.

@@ -318,3 +318,27 @@ func TestAwaitReadyIsBounded(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// Envoy has room for three of a chain: a takeover waits while the first of them still ends.
+func TestATakeoverWaitsForRoom(t *testing.T) {
+	c := startTakeover(t)
+	first := c.running()[0]
+	replaced := func(times int) {
+		t.Helper()
+		check.Eventually(t, "a takeover", func() bool { return c.n.count("has taken over") == times })
+	}
+	c.serve(t, "second")
+	replaced(1)
+	check.Stop(t, first.PID())
+	c.serve(t, "third")
+	replaced(2)
+	c.serve(t, "fourth")
+	time.Sleep(20 * c.s.timing.watch)
+	if c.n.count("has taken over") != 2 || c.n.count("cannot be replaced") != 0 {
+		t.Errorf("notes %q", c.n.all())
+	}
+	check.NoError(t, first.Signal(unix.SIGCONT))
+	replaced(3)
+	c.answered(t, "fourth")
+	c.fails(t, 0)
+}
