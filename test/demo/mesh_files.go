@@ -85,7 +85,7 @@ plugin "sids" {
 `
 
 // envoyCommand drains connections quickly, so that the demo is short.
-const envoyCommand = `["envoy", "-c", "${bootstrap}", "--concurrency", "1", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}", "--drain-time-s", "1", "--parent-shutdown-time-s", "2", "--log-level", "error"]`
+const envoyCommand = `["envoy", "-c", "${bootstrap}", "--concurrency", "1", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}", "--drain-time-s", "1", "--parent-shutdown-time-s", "60", "--log-level", "error"]`
 
 const accessLogs = `Kind = "proxy-defaults"
 Name = "global"

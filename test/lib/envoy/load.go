@@ -21,6 +21,9 @@ type Load struct {
 	failed  []error
 }
 
+// atMost bounds the requests at once: on a machine that is too busy there are fewer, since an Envoy refuses the 1025th.
+const atMost = 200
+
 // StartLoad makes requests to an address, IP:PORT or the path of a socket, at so many a second.
 func StartLoad(network, address string, perSecond int) *Load {
 	return StartLoadBy((&net.Dialer{}).DialContext, network, address, perSecond)
@@ -33,7 +36,7 @@ type Dial = func(ctx context.Context, network, address string) (net.Conn, error)
 func StartLoadBy(dial Dial, network, address string, perSecond int) *Load {
 	l := &Load{answers: map[string]int{}}
 	client := clientBy(dial, network, address)
-	stop := make(chan struct{})
+	stop, atOnce := make(chan struct{}), make(chan struct{}, atMost)
 	var all sync.WaitGroup
 	all.Go(func() {
 		pace := time.NewTicker(time.Second / time.Duration(perSecond))
@@ -43,7 +46,11 @@ func StartLoadBy(dial Dial, network, address string, perSecond int) *Load {
 			case <-stop:
 				return
 			case <-pace.C:
-				all.Go(func() { l.request(client) })
+			}
+			select {
+			case atOnce <- struct{}{}:
+				all.Go(func() { l.request(client); <-atOnce })
+			default:
 			}
 		}
 	})

@@ -68,7 +68,7 @@ func (l *lab) spec(m *mesh, id, service string) string {
 %[2]s
   }
   sidecar {
-    command = [%[3]q, "-c", "${bootstrap}", "--concurrency", "1", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}", "--parent-shutdown-time-s", "2", "--drain-time-s", "1", "--log-level", "error"]
+    command = [%[3]q, "-c", "${bootstrap}", "--concurrency", "1", "--base-id", "${base_id}", "--restart-epoch", "${restart_epoch}", "--parent-shutdown-time-s", "60", "--drain-time-s", "1", "--log-level", "error"]
   }
 }
 `, id, service, l.envoy))
