@@ -109,7 +109,10 @@ func dropin(out *Printer, spec *hostv1.WorkloadSpec) string {
 	}
 	text := fmt.Sprintf("[Unit]\nRequires=%[1]s\nAfter=%[1]s\n\n[Service]\n", unit)
 	if len(spec.GetServices()) > 0 {
-		text += fmt.Sprintf("ExecStop=+-/usr/bin/pannier workload leave %s\n", path)
+		// The start registers again what an earlier stop of the unit has taken out of the catalog: the workload's own unit
+		// may have run on.
+		text += fmt.Sprintf("ExecStartPre=+-/usr/bin/pannier workload start %[1]s\n"+
+			"ExecStop=+-/usr/bin/pannier workload leave %[1]s\n", path)
 	}
 	return text
 }

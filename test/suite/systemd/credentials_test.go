@@ -199,6 +199,12 @@ ExecStart=/usr/bin/web
 	h.Run("pannier", "agent", "upgrade")
 	h.Run("systemctl", "restart", "web.service")
 	started("web.service", 3, token)
+	h.Eventually("the service is in the catalog again", func() error {
+		if there := h.Run("consul", "catalog", "services", "-token="+management); !strings.Contains(there, "web\n") {
+			return errors.New(there)
+		}
+		return nil
+	})
 
 	h.Write("/etc/systemd/system/other.service", fmt.Sprintf(other, "web.si_token"), 0o644)
 	h.Run("systemctl", "daemon-reload")
