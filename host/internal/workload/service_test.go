@@ -673,3 +673,38 @@ func TestAdminOfAProxy(t *testing.T) {
 		})
 	}
 }
+
+// A step that is tried again says why meanwhile, and a second try that fails is an event.
+func TestAStepThatRetriesSaysWhy(t *testing.T) {
+	h := newHost(t)
+	held := newGate()
+	h.on("register:before", 1, fail(codes.Unavailable))
+	h.on("register:before", 2, fail(codes.Unavailable))
+	h.on("register:before", 3, held.hold)
+	done := make(chan error, 1)
+	go func() {
+		_, err := h.Start(t.Context(), withServices(spec("w"), plainService("web")), Options{})
+		done <- err
+	}()
+	held.await(t)
+	w := check.Must(h.Get(ref("w")))(t)
+	if n := len(w.Steps) - 1; w.Steps[n].Name != "register" || !strings.Contains(w.Steps[n].Note, "the test wants it so") {
+		t.Errorf("the steps are %+v", w.Steps)
+	}
+	waits := 0
+	for _, e := range h.bus.Recent(1000) {
+		if e.Type == "step-waits" && e.Details["step"] == "register web" {
+			waits++
+		}
+	}
+	if waits != 1 {
+		t.Errorf("there were %d events", waits)
+	}
+	close(held.open)
+	check.NoError(t, <-done)
+	if w := check.Must(h.Get(ref("w")))(t); w.Steps[len(w.Steps)-1].Note != "" {
+		t.Errorf("it still says %q", w.Steps[len(w.Steps)-1].Note)
+	}
+	h.stop(t, "w")
+	h.clean(t)
+}

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -16,6 +17,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -83,6 +85,19 @@ func (r *run) beginStep(ctx context.Context, name string, of subject, undo bool,
 	set(func(s *Step) {
 		s.State, s.StartedAt, s.Took = StepRunning, at, 0
 		s.Attempt++
+	})
+	tries, reported := 0, ""
+	ctx = step.WithNotes(ctx, func(err error) {
+		note := ""
+		if err != nil {
+			note = err.Error()
+			tries++
+		}
+		set(func(s *Step) { s.Note = note })
+		if tries > 1 && note != "" && note != reported {
+			reported = note
+			r.eventWith("step-waits", note, map[string]string{"step": strings.TrimSpace(name + " " + of.name)})
+		}
 	})
 	return ctx, func(state StepState, err error) {
 		tracing.End(span, err)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 
 	"github.com/hashicorp/consul/api"
@@ -72,6 +73,14 @@ func Answered(err error, code int) bool {
 	return errors.As(err, &answer) && answer.Code == code
 }
 
+// refusals are texts of answers with status 500 that stay the same until somebody changes a config entry.
+var refusals = regexp.MustCompile(`has protocol "[^"]*", which|uses inconsistent protocols|` +
+	`does not permit advanced routing|was specified more than once|declared on two listeners`)
+
+// otherProtocol is the refusal of a gateway's listener for a service that has another protocol, or none.
+var otherProtocol = regexp.MustCompile(
+	`service "([^"]+)" has protocol "[^"]*", which does not match defined listener protocol "(.+)"`)
+
 // answerCode returns the gRPC code and the text for an HTTP error status from Consul.
 func answerCode(answer api.StatusError) (codes.Code, string) {
 	text := strings.Join(strings.Fields(answer.Body), " ")
@@ -79,6 +88,10 @@ func answerCode(answer api.StatusError) (codes.Code, string) {
 		text = strings.ToValidUTF8(text[:maxAnswer], "") + "…"
 	}
 	text = fmt.Sprintf("answered %d: %s", answer.Code, text)
+	if m := otherProtocol.FindStringSubmatch(text); m != nil {
+		text += fmt.Sprintf(`: echo '{"Kind": "service-defaults", "Name": %q, "Protocol": %q}' | consul config write -`, m[1],
+			m[2])
+	}
 	switch {
 	case answer.Code == http.StatusTooManyRequests:
 		return codes.ResourceExhausted, text
@@ -92,6 +105,8 @@ func answerCode(answer api.StatusError) (codes.Code, string) {
 		return codes.NotFound, text
 	case answer.Code == http.StatusBadRequest:
 		return codes.InvalidArgument, text
+	case refusals.MatchString(answer.Body):
+		return codes.FailedPrecondition, text
 	case answer.Code >= http.StatusInternalServerError:
 		return codes.Unavailable, text
 	}

@@ -40,6 +40,14 @@ func TestErrorOfAnswer(t *testing.T) {
 		{500, "No cluster leader", codes.Unavailable},
 		{500, "rpc error making call:\n x", codes.Unavailable},
 		{503, "rate limit exceeded", codes.Unavailable},
+		{500, `discovery chain "a" uses inconsistent protocols; service "b" has "http" which is not "tcp"`, codes.FailedPrecondition},
+		{
+			500, `discovery chain "a" uses a protocol "tcp" that does not permit advanced routing or splitting behavior`,
+			codes.FailedPrecondition,
+		},
+		{500, `service "a" has protocol "tcp", which is incompatible with L7 intentions permissions`, codes.FailedPrecondition},
+		{500, `Service "*" was specified more than once within a namespace`, codes.FailedPrecondition},
+		{500, "port 8080 declared on two listeners", codes.FailedPrecondition},
 	} {
 		s := serve(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, c.body, c.status) })
 		con := service.Consul{Name: "main", Address: s.Listener.Addr().String()}
@@ -52,6 +60,17 @@ func TestErrorOfAnswer(t *testing.T) {
 		strings.Contains(err.Error(), "\ufffd") {
 		t.Errorf("%d bytes: %v", len(err.Error()), err)
 	}
+}
+
+// An ingress listener for a service of another protocol is refused until that has service-defaults: the error has the
+// command.
+func TestErrorOfProtocol(t *testing.T) {
+	s := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, `service "web" has protocol "tcp", which does not match defined listener protocol "http"`, 500)
+	})
+	wantCode(t, ask(t.Context(), newPool(t), service.Consul{Address: s.Listener.Addr().String()}), codes.FailedPrecondition,
+		`listener protocol "http": `+
+			`echo '{"Kind": "service-defaults", "Name": "web", "Protocol": "http"}' | consul config write -`)
 }
 
 func TestErrorOfConnection(t *testing.T) {

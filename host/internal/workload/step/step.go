@@ -53,6 +53,14 @@ func (b Backoff) Start() *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: b.Min, MaxInterval: b.Max, Multiplier: 2, RandomizationFactor: 0.5}
 }
 
+type notesKey struct{}
+
+// WithNotes returns a context for Retry, which calls note with each error after which it tries again, and with nil when
+// a later try has succeeded.
+func WithNotes(ctx context.Context, note func(err error)) context.Context {
+	return context.WithValue(ctx, notesKey{}, note)
+}
+
 // Retry calls fn until it succeeds, its error is not retryable, or bound has passed. The error
 // is the last one of fn that is not just the end of the time, or the cause of the end of ctx.
 func (b Backoff) Retry(ctx context.Context, bound time.Duration, retryable func(err error) bool,
@@ -60,11 +68,15 @@ func (b Backoff) Retry(ctx context.Context, bound time.Duration, retryable func(
 ) error {
 	bounded, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
+	note, noted := ctx.Value(notesKey{}).(func(err error))
 	pause := b.Start()
 	var last error
 	for {
 		err := fn(bounded)
 		if err == nil {
+			if noted && last != nil {
+				note(nil)
+			}
 			return nil
 		}
 		if last == nil || bounded.Err() == nil {
@@ -73,6 +85,9 @@ func (b Backoff) Retry(ctx context.Context, bound time.Duration, retryable func(
 		if bounded.Err() == nil {
 			if !retryable(err) {
 				return err
+			}
+			if noted {
+				note(err)
 			}
 			if Sleep(bounded, pause.NextBackOff()) == nil {
 				continue
