@@ -164,9 +164,11 @@ type SidecarService struct {
 type Proxy struct {
 	LocalServiceAddress string `json:"local_service_address,omitempty"`
 	// LocalServicePort; 0: the service's port.
-	LocalServicePort int32      `json:"local_service_port,omitempty"`
-	Upstreams        []Upstream `json:"upstreams,omitempty"`
-	Expose           *Expose    `json:"expose,omitempty"`
+	LocalServicePort int32 `json:"local_service_port,omitempty"`
+	// LocalServicePortLabel is a label of the workload's ports, in place of LocalServicePort.
+	LocalServicePortLabel string     `json:"local_service_port_label,omitempty"`
+	Upstreams             []Upstream `json:"upstreams,omitempty"`
+	Expose                *Expose    `json:"expose,omitempty"`
 	// Config is opaque to Pannier, except the envoy_* keys, which affect the bootstrap.
 	Config      map[string]any `json:"config,omitempty"`
 	MeshGateway *MeshGateway   `json:"mesh_gateway,omitempty"`
@@ -210,6 +212,8 @@ type ExposePath struct {
 	// Protocol is http or http2.
 	Protocol      string `json:"protocol,omitempty"`
 	LocalPathPort int32  `json:"local_path_port,omitempty"`
+	// LocalPathPortLabel is a label of the workload's ports, in place of LocalPathPort.
+	LocalPathPortLabel string `json:"local_path_port_label,omitempty"`
 	// ListenerPort is a number or a label.
 	ListenerPort string `json:"listener_port,omitempty"`
 }

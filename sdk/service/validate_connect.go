@@ -40,6 +40,7 @@ func (v *validator) sidecar(at field, s *SidecarService) {
 	}
 	at = at.in("proxy")
 	v.between(at.in("local_service_port"), s.Proxy.LocalServicePort, 0, maxPort)
+	v.port(at.in("local_service_port"), s.Proxy.LocalServicePortLabel)
 	v.meshGateway(at, s.Proxy.MeshGateway)
 	v.upstreams(at, s.Proxy.Upstreams)
 	if s.Proxy.Expose != nil {
@@ -133,7 +134,10 @@ func (v *validator) exposed(at field, paths []ExposePath) {
 		at := at.element("paths", i, quoted("path", p.Path, i))
 		v.absolute(at.in("path"), p.Path)
 		v.oneOf(at.in("protocol"), p.Protocol, "http", "http2")
-		v.between(at.in("local_path_port"), p.LocalPathPort, 1, maxPort)
+		if p.LocalPathPortLabel == "" {
+			v.between(at.in("local_path_port"), p.LocalPathPort, 1, maxPort)
+		}
+		v.port(at.in("local_path_port"), p.LocalPathPortLabel)
 		if p.ListenerPort == "" {
 			v.fail(at.in("listener_port"), "is required")
 			continue

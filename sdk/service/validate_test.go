@@ -302,6 +302,16 @@ func TestBadServices(t *testing.T) {
 			good, func(s *Service) { proxy(s).Expose.Paths[0].Path = "" },
 			`/connect/sidecar_service/proxy/expose/paths/0/path|is required`,
 		},
+		"local port's label": {
+			good, func(s *Service) { proxy(s).LocalServicePortLabel = "x" },
+			`/connect/sidecar_service/proxy/local_service_port|the workload has no port "x"; it has http, public`,
+		},
+		"exposed port's label": {
+			good, func(s *Service) {
+				proxy(s).Expose.Paths[0].LocalPathPort, proxy(s).Expose.Paths[0].LocalPathPortLabel = 0, "x"
+			},
+			`/connect/sidecar_service/proxy/expose/paths/0/local_path_port|the workload has no port "x"; it has http, public`,
+		},
 		"exposed h3": {
 			good, func(s *Service) { proxy(s).Expose.Paths[0].Protocol = "h3" },
 			`/connect/sidecar_service/proxy/expose/paths/0/protocol|"h3" is not one of http, http2`,

@@ -61,7 +61,7 @@ var constant = []string{
 func keyOf(f reflect.StructField) string {
 	name := inJSON(f)
 	switch {
-	case name == "identity_only" || name == "local_bind_port_label":
+	case name == "identity_only" || strings.HasSuffix(name, "_port_label"):
 		return ""
 	case isBlocks(f.Type) && name != "upstreams":
 		return strings.TrimSuffix(name, "s")
@@ -127,8 +127,8 @@ func (r *workloadReader) read(in *section, at string, into reflect.Value) {
 		case *bool:
 			in.boolean(key, dst)
 		case *int32:
-			if u, is := into.Addr().Interface().(*service.Upstream); is {
-				in.smallOrLabel(key, dst, &u.LocalBindPortLabel)
+			if label := into.FieldByName(into.Type().Field(n).Name + "Label"); label.IsValid() {
+				in.smallOrLabel(key, dst, label.Addr().Interface().(*string))
 			} else {
 				in.small(key, dst)
 			}

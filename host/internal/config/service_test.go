@@ -53,9 +53,10 @@ func TestPagesHaveEveryKey(t *testing.T) {
 	}
 	for name := range maps.Keys(unseen) {
 		ours := slices.Contains([]protoreflect.Name{
-			"devices", "volumes", "after", "replaces", "identity_only", "units", "admin", "local_bind_port_label", "intentions",
+			"devices", "volumes", "after", "replaces", "identity_only", "units", "admin", "intentions",
 			"shutdown_delay", "kill_signal", "kill_timeout",
 		}, name.Name())
+		ours = ours || strings.HasSuffix(string(name), "_port_label")
 		if !ours && !strings.Contains(string(name), ".VolumeRequest.") && !strings.Contains(string(name), ".MountOptions.") &&
 			!strings.Contains(string(name), ".DeviceRequest.") && name != "pannier.host.v1.Exec.user" {
 			t.Errorf("no page has %s", name)
@@ -475,5 +476,45 @@ func TestServicesInJSON(t *testing.T) {
 			continue
 		}
 		wantProblems(t, err, want)
+	}
+}
+
+// Each port that the program or its proxy listens on may be a label of the workload's ports.
+func TestPortsOfAProxyTakeLabels(t *testing.T) {
+	spec := check.Must(ParseWorkload("w.hcl", []byte(`workload "w" {
+  network {
+    port "http" {}
+  }
+  service "a" {
+    connect {
+      sidecar_service {
+        proxy {
+          local_service_port = "http"
+          upstreams {
+            destination_name = "b"
+            local_bind_port  = "http"
+          }
+          expose {
+            path {
+              path            = "/"
+              protocol        = "http"
+              local_path_port = "http"
+              listener_port   = 1
+            }
+          }
+        }
+      }
+    }
+  }
+}`)))(t)
+	proxy := spec.GetServices()[0].GetConnect().GetSidecarService().GetProxy()
+	for key, got := range map[string]string{
+		"local_service_port": proxy.GetLocalServicePortLabel(),
+		"local_bind_port":    proxy.GetUpstreams()[0].GetLocalBindPortLabel(),
+		"local_path_port":    proxy.GetExpose().GetPaths()[0].GetLocalPathPortLabel(),
+	} {
+		if got != "http" {
+			t.Errorf("%s is %q", key, got)
+		}
 	}
 }

@@ -23,9 +23,11 @@ func TestServicesAreResolved(t *testing.T) {
 		},
 		Connect: &service.Connect{SidecarService: &service.SidecarService{Port: "public", Proxy: &service.Proxy{
 			Expose: &service.Expose{Paths: []service.ExposePath{{
-				Path: "/metrics", Protocol: "http", LocalPathPort: 9100,
+				Path: "/metrics", Protocol: "http", LocalPathPortLabel: "http",
 				ListenerPort: "admin",
 			}}},
+			LocalServicePortLabel: "public",
+
 			Config:    map[string]any{"envoy_key": "${node.name}"},
 			Upstreams: []service.Upstream{{DestinationName: "db", LocalBindPortLabel: "admin"}},
 		}}},
@@ -44,9 +46,11 @@ func TestServicesAreResolved(t *testing.T) {
 		},
 		Connect: &service.Connect{SidecarService: &service.SidecarService{Port: port("public"), Proxy: &service.Proxy{
 			Expose: &service.Expose{Paths: []service.ExposePath{{
-				Path: "/metrics", Protocol: "http", LocalPathPort: 9100,
+				Path: "/metrics", Protocol: "http", LocalPathPort: int32(w.Ports["http"]),
 				ListenerPort: port("admin"),
 			}}},
+			LocalServicePort: int32(w.Ports["public"]),
+
 			Config:    map[string]any{"envoy_key": "here"},
 			Upstreams: []service.Upstream{{DestinationName: "db", LocalBindPort: int32(w.Ports["admin"])}},
 		}}},

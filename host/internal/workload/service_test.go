@@ -613,6 +613,9 @@ func TestPortsOfProxies(t *testing.T) {
 				Config: map[string]any{"envoy_stats_bind_addr": fmt.Sprint("127.0.0.1:", port)},
 			}}}
 		},
+		"gateway": func(int) *service.Connect { // its service's port
+			return &service.Connect{Gateway: &service.Gateway{Mesh: &service.Mesh{}}}
+		},
 		"bind address lan": func(port int) *service.Connect {
 			return &service.Connect{Gateway: &service.Gateway{Mesh: &service.Mesh{}, Proxy: &service.GatewayProxy{
 				EnvoyGatewayBindAddresses: map[string]service.BindAddress{"lan": {Address: "127.0.0.1", Port: int32(port)}},
@@ -625,6 +628,9 @@ func TestPortsOfProxies(t *testing.T) {
 			of := func(id string) Spec {
 				web := sidecar("web")
 				web.Connect = connect(port)
+				if label == "gateway" {
+					web.Port = strconv.Itoa(port)
+				}
 				return withServices(spec(id), web)
 			}
 			h.start(t, of("w"))

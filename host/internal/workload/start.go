@@ -290,6 +290,9 @@ func proxyListeners(s *service.Service) (all []ports.Request) {
 		}
 	}
 	if gateway := s.Connect.Gateway; gateway != nil {
+		if (gateway.Mesh != nil || gateway.Terminating != nil) && !bindsOnly(gateway.Proxy, s.Port) {
+			listen("gateway", s.Address, s.Port)
+		}
 		if gateway.Ingress != nil {
 			for _, l := range gateway.Ingress.Listeners {
 				listen("ingress listener", "", fmt.Sprint(l.Port))
@@ -309,6 +312,19 @@ func proxyListeners(s *service.Service) (all []ports.Request) {
 		}
 	}
 	return all
+}
+
+// bindsOnly reports whether a gateway listens on its service's port on the addresses of its proxy alone.
+func bindsOnly(p *service.GatewayProxy, port string) bool {
+	if p == nil {
+		return false
+	}
+	for _, b := range p.EnvoyGatewayBindAddresses {
+		if fmt.Sprint(b.Port) == port {
+			return true
+		}
+	}
+	return p.EnvoyGatewayNoDefaultBind
 }
 
 // portHolder names a workload to those whose request for its ports is refused.

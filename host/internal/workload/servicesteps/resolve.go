@@ -43,10 +43,9 @@ func (s *Steps) Resolve(ref claim.WorkloadRef, services []service.Service, canar
 				*p = strconv.Itoa(n)
 			}
 		}
-		upstreams := svc.Upstreams()
-		for n := range upstreams {
-			if number, ok := numbers[upstreams[n].LocalBindPortLabel]; ok {
-				upstreams[n].LocalBindPort, upstreams[n].LocalBindPortLabel = int32(number), ""
+		for _, p := range labelledPorts(&svc) {
+			if n, ok := numbers[*p.label]; ok {
+				*p.number, *p.label = int32(n), ""
 			}
 		}
 		out = append(out, svc)
@@ -81,6 +80,31 @@ func portsOf(s *service.Service) []*string {
 	if sidecar.Proxy != nil && sidecar.Proxy.Expose != nil {
 		for n := range sidecar.Proxy.Expose.Paths {
 			all = append(all, &sidecar.Proxy.Expose.Paths[n].ListenerPort)
+		}
+	}
+	return all
+}
+
+// labelledPort is a port of a service that has a number and, in its place, a label.
+type labelledPort struct {
+	number *int32
+	label  *string
+}
+
+func labelledPorts(s *service.Service) (all []labelledPort) {
+	upstreams := s.Upstreams()
+	for n := range upstreams {
+		all = append(all, labelledPort{&upstreams[n].LocalBindPort, &upstreams[n].LocalBindPortLabel})
+	}
+	if s.Connect == nil || s.Connect.SidecarService == nil || s.Connect.SidecarService.Proxy == nil {
+		return all
+	}
+	proxy := s.Connect.SidecarService.Proxy
+	all = append(all, labelledPort{&proxy.LocalServicePort, &proxy.LocalServicePortLabel})
+	if proxy.Expose != nil {
+		for n := range proxy.Expose.Paths {
+			path := &proxy.Expose.Paths[n]
+			all = append(all, labelledPort{&path.LocalPathPort, &path.LocalPathPortLabel})
 		}
 	}
 	return all

@@ -40,7 +40,11 @@ func (a *agent) quicken(ctx context.Context, sidecar *api.AgentService) error {
 func buildChecks(id string, s *service.Service, port int) (api.AgentServiceChecks, error) {
 	var out api.AgentServiceChecks
 	var process bool
-	for n, c := range s.Checks {
+	all := s.Checks
+	if len(all) == 0 {
+		all = gatewayCheck(s)
+	}
+	for n, c := range all {
 		check, err := buildCheck(&c, s, port)
 		if err != nil {
 			return nil, fmt.Errorf("check %d: %w", n+1, err)
@@ -56,6 +60,23 @@ func buildChecks(id string, s *service.Service, port int) (api.AgentServiceCheck
 		out = append(out, check)
 	}
 	return out, nil
+}
+
+// gatewayCheck returns the check that a gateway has if the spec has none, as often as that of a sidecar: whether it
+// listens on its own port or, if it has none, on that of its first listener. A port is not known of every gateway.
+func gatewayCheck(s *service.Service) []service.Check {
+	if s.Connect == nil || s.Connect.Gateway == nil {
+		return nil
+	}
+	g := s.Connect.Gateway
+	port := s.Port
+	if g.Ingress != nil && len(g.Ingress.Listeners) > 0 {
+		port = strconv.Itoa(int(g.Ingress.Listeners[0].Port))
+	}
+	if port == "" || g.Proxy != nil && g.Proxy.EnvoyGatewayNoDefaultBind {
+		return nil
+	}
+	return []service.Check{{Type: service.CheckTCP, Name: "Gateway Listening", Port: port, Interval: "1s"}}
 }
 
 func buildCheck(c *service.Check, s *service.Service, port int) (*api.AgentServiceCheck, error) {

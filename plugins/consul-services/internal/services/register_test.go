@@ -503,3 +503,34 @@ func TestFaults(t *testing.T) {
 		wantCode(t, err, codes.DeadlineExceeded)
 	})
 }
+
+// A gateway without checks gets one of whether it listens, where its port is known.
+func TestGatewaysHaveACheck(t *testing.T) {
+	ingress := &service.Ingress{Listeners: []service.IngressListener{{Port: 8080}, {Port: 8081}}}
+	for name, c := range map[string]struct {
+		port    string
+		checks  []service.Check
+		gateway service.Gateway
+		want    string // the first check's target
+	}{
+		"mesh":        {"8443", nil, service.Gateway{Mesh: &service.Mesh{}}, "127.0.0.1:8443"},
+		"terminating": {"8443", nil, service.Gateway{Terminating: &service.Terminating{}}, "127.0.0.1:8443"},
+		"ingress":     {"", nil, service.Gateway{Ingress: ingress}, "127.0.0.1:8080"},
+		"api":         {"", nil, service.Gateway{API: &service.APIGateway{}}, ""},
+		"its own": {
+			"8443", []service.Check{{Type: service.CheckTCP, Port: "1", Interval: "10s"}},
+			service.Gateway{Mesh: &service.Mesh{}}, "127.0.0.1:1",
+		},
+		"other addresses": {
+			"8443", nil, service.Gateway{Mesh: &service.Mesh{}, Proxy: &service.GatewayProxy{EnvoyGatewayNoDefaultBind: true}}, "",
+		},
+	} {
+		i := instance("gw", func(s *service.Service) {
+			s.Port, s.Checks, s.Connect = c.port, c.checks, &service.Connect{Gateway: &c.gateway}
+		})
+		r := check.Must(build(i))(t)
+		if c.want == "" && len(r.Checks) > 0 || c.want != "" && (len(r.Checks) != 1 || r.Checks[0].TCP != c.want) {
+			t.Errorf("%s: the checks are %+v, want %q", name, r.Checks, c.want)
+		}
+	}
+}

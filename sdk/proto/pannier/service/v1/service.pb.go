@@ -808,10 +808,13 @@ type Proxy struct {
 	Upstreams        []*Upstream `protobuf:"bytes,3,rep,name=upstreams,proto3" json:"upstreams,omitempty"`
 	Expose           *Expose     `protobuf:"bytes,4,opt,name=expose,proto3" json:"expose,omitempty"`
 	// config is opaque to Pannier, except the envoy_* keys, which affect the bootstrap.
-	Config        *structpb.Struct `protobuf:"bytes,5,opt,name=config,proto3" json:"config,omitempty"`
-	MeshGateway   *MeshGateway     `protobuf:"bytes,6,opt,name=mesh_gateway,json=meshGateway,proto3" json:"mesh_gateway,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Config      *structpb.Struct `protobuf:"bytes,5,opt,name=config,proto3" json:"config,omitempty"`
+	MeshGateway *MeshGateway     `protobuf:"bytes,6,opt,name=mesh_gateway,json=meshGateway,proto3" json:"mesh_gateway,omitempty"`
+	// local_service_port_label is a label of the workload's ports, in place of local_service_port, and replaced as that of
+	// an upstream is.
+	LocalServicePortLabel string `protobuf:"bytes,7,opt,name=local_service_port_label,json=localServicePortLabel,proto3" json:"local_service_port_label,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *Proxy) Reset() {
@@ -884,6 +887,13 @@ func (x *Proxy) GetMeshGateway() *MeshGateway {
 		return x.MeshGateway
 	}
 	return nil
+}
+
+func (x *Proxy) GetLocalServicePortLabel() string {
+	if x != nil {
+		return x.LocalServicePortLabel
+	}
+	return ""
 }
 
 type Upstream struct {
@@ -1133,9 +1143,12 @@ type ExposePath struct {
 	Protocol      string `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	LocalPathPort int32  `protobuf:"varint,3,opt,name=local_path_port,json=localPathPort,proto3" json:"local_path_port,omitempty"`
 	// listener_port is a number or a label.
-	ListenerPort  string `protobuf:"bytes,4,opt,name=listener_port,json=listenerPort,proto3" json:"listener_port,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ListenerPort string `protobuf:"bytes,4,opt,name=listener_port,json=listenerPort,proto3" json:"listener_port,omitempty"`
+	// local_path_port_label is a label of the workload's ports, in place of local_path_port, and replaced as that of an
+	// upstream is.
+	LocalPathPortLabel string `protobuf:"bytes,5,opt,name=local_path_port_label,json=localPathPortLabel,proto3" json:"local_path_port_label,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *ExposePath) Reset() {
@@ -1192,6 +1205,13 @@ func (x *ExposePath) GetLocalPathPort() int32 {
 func (x *ExposePath) GetListenerPort() string {
 	if x != nil {
 		return x.ListenerPort
+	}
+	return ""
+}
+
+func (x *ExposePath) GetLocalPathPortLabel() string {
+	if x != nil {
+		return x.LocalPathPortLabel
 	}
 	return ""
 }
@@ -2107,14 +2127,15 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\x05proxy\x18\x05 \x01(\v2\x19.pannier.service.v1.ProxyR\x05proxy\x1a7\n" +
 	"\tMetaEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xce\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\x03\n" +
 	"\x05Proxy\x122\n" +
 	"\x15local_service_address\x18\x01 \x01(\tR\x13localServiceAddress\x12,\n" +
 	"\x12local_service_port\x18\x02 \x01(\x05R\x10localServicePort\x12:\n" +
 	"\tupstreams\x18\x03 \x03(\v2\x1c.pannier.service.v1.UpstreamR\tupstreams\x122\n" +
 	"\x06expose\x18\x04 \x01(\v2\x1a.pannier.service.v1.ExposeR\x06expose\x12/\n" +
 	"\x06config\x18\x05 \x01(\v2\x17.google.protobuf.StructR\x06config\x12B\n" +
-	"\fmesh_gateway\x18\x06 \x01(\v2\x1f.pannier.service.v1.MeshGatewayR\vmeshGateway\"\xfd\x04\n" +
+	"\fmesh_gateway\x18\x06 \x01(\v2\x1f.pannier.service.v1.MeshGatewayR\vmeshGateway\x127\n" +
+	"\x18local_service_port_label\x18\a \x01(\tR\x15localServicePortLabel\"\xfd\x04\n" +
 	"\bUpstream\x12)\n" +
 	"\x10destination_name\x18\x01 \x01(\tR\x0fdestinationName\x12)\n" +
 	"\x10destination_type\x18\x02 \x01(\tR\x0fdestinationType\x123\n" +
@@ -2136,13 +2157,14 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\"V\n" +
 	"\x06Expose\x12\x16\n" +
 	"\x06checks\x18\x01 \x01(\bR\x06checks\x124\n" +
-	"\x05paths\x18\x02 \x03(\v2\x1e.pannier.service.v1.ExposePathR\x05paths\"\x89\x01\n" +
+	"\x05paths\x18\x02 \x03(\v2\x1e.pannier.service.v1.ExposePathR\x05paths\"\xbc\x01\n" +
 	"\n" +
 	"ExposePath\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12&\n" +
 	"\x0flocal_path_port\x18\x03 \x01(\x05R\rlocalPathPort\x12#\n" +
-	"\rlistener_port\x18\x04 \x01(\tR\flistenerPort\"\x9b\x02\n" +
+	"\rlistener_port\x18\x04 \x01(\tR\flistenerPort\x121\n" +
+	"\x15local_path_port_label\x18\x05 \x01(\tR\x12localPathPortLabel\"\x9b\x02\n" +
 	"\aGateway\x126\n" +
 	"\x05proxy\x18\x01 \x01(\v2 .pannier.service.v1.GatewayProxyR\x05proxy\x125\n" +
 	"\aingress\x18\x02 \x01(\v2\x1b.pannier.service.v1.IngressR\aingress\x12A\n" +

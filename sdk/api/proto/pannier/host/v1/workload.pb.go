@@ -1214,7 +1214,9 @@ type ServiceStatus struct {
 	ReadySocket string `protobuf:"bytes,14,opt,name=ready_socket,json=readySocket,proto3" json:"ready_socket,omitempty"`
 	// upstreams are where its sidecar listens for the program, IP:PORT or unix:///PATH, by the destination's name. Of
 	// several of one name it is the first.
-	Upstreams     map[string]string `protobuf:"bytes,15,rep,name=upstreams,proto3" json:"upstreams,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Upstreams map[string]string `protobuf:"bytes,15,rep,name=upstreams,proto3" json:"upstreams,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// proxy is the state of its proxy; absent: it has none, or one of which nothing is known.
+	Proxy         *ProxyStatus `protobuf:"bytes,16,opt,name=proxy,proto3" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1354,6 +1356,85 @@ func (x *ServiceStatus) GetUpstreams() map[string]string {
 	return nil
 }
 
+func (x *ServiceStatus) GetProxy() *ProxyStatus {
+	if x != nil {
+		return x.Proxy
+	}
+	return nil
+}
+
+// ProxyStatus is how the proxy of a service does. The service's message has the reason if it fails.
+type ProxyStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// state is starting, ready or failing, and since when it is that.
+	State string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	// restarts counts how often pannier workload run has started it again, and last_exit says how it ended last, with its
+	// last line of output.
+	Restarts      int32  `protobuf:"varint,3,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	LastExit      string `protobuf:"bytes,4,opt,name=last_exit,json=lastExit,proto3" json:"last_exit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxyStatus) Reset() {
+	*x = ProxyStatus{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxyStatus) ProtoMessage() {}
+
+func (x *ProxyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxyStatus.ProtoReflect.Descriptor instead.
+func (*ProxyStatus) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ProxyStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ProxyStatus) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *ProxyStatus) GetRestarts() int32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+func (x *ProxyStatus) GetLastExit() string {
+	if x != nil {
+		return x.LastExit
+	}
+	return ""
+}
+
 // Mount is what a workload needs in order to use one volume.
 type Mount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1380,7 +1461,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1473,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1486,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Mount) GetVolume() string {
@@ -1504,7 +1585,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1597,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1610,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Step) GetName() string {
@@ -1620,7 +1701,7 @@ type StartWorkloadRequest struct {
 
 func (x *StartWorkloadRequest) Reset() {
 	*x = StartWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1713,7 @@ func (x *StartWorkloadRequest) String() string {
 func (*StartWorkloadRequest) ProtoMessage() {}
 
 func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1726,7 @@ func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StartWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StartWorkloadRequest) GetSpec() *WorkloadSpec {
@@ -1689,7 +1770,7 @@ type StartWorkloadResponse struct {
 
 func (x *StartWorkloadResponse) Reset() {
 	*x = StartWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1701,7 +1782,7 @@ func (x *StartWorkloadResponse) String() string {
 func (*StartWorkloadResponse) ProtoMessage() {}
 
 func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1714,7 +1795,7 @@ func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StartWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StartWorkloadResponse) GetEvent() isStartWorkloadResponse_Event {
@@ -1767,7 +1848,7 @@ type CheckWorkloadRequest struct {
 
 func (x *CheckWorkloadRequest) Reset() {
 	*x = CheckWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1860,7 @@ func (x *CheckWorkloadRequest) String() string {
 func (*CheckWorkloadRequest) ProtoMessage() {}
 
 func (x *CheckWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1873,7 @@ func (x *CheckWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*CheckWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CheckWorkloadRequest) GetSpec() *WorkloadSpec {
@@ -1817,7 +1898,7 @@ type CheckWorkloadResponse struct {
 
 func (x *CheckWorkloadResponse) Reset() {
 	*x = CheckWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1829,7 +1910,7 @@ func (x *CheckWorkloadResponse) String() string {
 func (*CheckWorkloadResponse) ProtoMessage() {}
 
 func (x *CheckWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1842,7 +1923,7 @@ func (x *CheckWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*CheckWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CheckWorkloadResponse) GetNode() string {
@@ -1890,7 +1971,7 @@ type CheckedVolume struct {
 
 func (x *CheckedVolume) Reset() {
 	*x = CheckedVolume{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +1983,7 @@ func (x *CheckedVolume) String() string {
 func (*CheckedVolume) ProtoMessage() {}
 
 func (x *CheckedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +1996,7 @@ func (x *CheckedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckedVolume.ProtoReflect.Descriptor instead.
 func (*CheckedVolume) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CheckedVolume) GetRequest() string {
@@ -1961,17 +2042,19 @@ func (x *CheckedVolume) GetAttachmentMode() string {
 }
 
 type RunningWorkloadRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	Pid           int64                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Id        string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Pid       int64                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	// ended is a sidecar that has ended; absent: the process is reported.
+	Ended         *SidecarEnd `protobuf:"bytes,4,opt,name=ended,proto3" json:"ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunningWorkloadRequest) Reset() {
 	*x = RunningWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2066,7 @@ func (x *RunningWorkloadRequest) String() string {
 func (*RunningWorkloadRequest) ProtoMessage() {}
 
 func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2079,7 @@ func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RunningWorkloadRequest) GetNamespace() string {
@@ -2020,6 +2103,77 @@ func (x *RunningWorkloadRequest) GetPid() int64 {
 	return 0
 }
 
+func (x *RunningWorkloadRequest) GetEnded() *SidecarEnd {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+// SidecarEnd is the end of a sidecar that is started again.
+type SidecarEnd struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// service whose proxy it is.
+	Service string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	// restarts that there were before.
+	Restarts int32 `protobuf:"varint,2,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	// how it ended, with its last line of output, or why it could not be started.
+	How           string `protobuf:"bytes,3,opt,name=how,proto3" json:"how,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SidecarEnd) Reset() {
+	*x = SidecarEnd{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SidecarEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SidecarEnd) ProtoMessage() {}
+
+func (x *SidecarEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SidecarEnd.ProtoReflect.Descriptor instead.
+func (*SidecarEnd) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SidecarEnd) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *SidecarEnd) GetRestarts() int32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+func (x *SidecarEnd) GetHow() string {
+	if x != nil {
+		return x.How
+	}
+	return ""
+}
+
 type RunningWorkloadResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2028,7 +2182,7 @@ type RunningWorkloadResponse struct {
 
 func (x *RunningWorkloadResponse) Reset() {
 	*x = RunningWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2194,7 @@ func (x *RunningWorkloadResponse) String() string {
 func (*RunningWorkloadResponse) ProtoMessage() {}
 
 func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2207,7 @@ func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
 }
 
 type LeaveWorkloadRequest struct {
@@ -2066,7 +2220,7 @@ type LeaveWorkloadRequest struct {
 
 func (x *LeaveWorkloadRequest) Reset() {
 	*x = LeaveWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2232,7 @@ func (x *LeaveWorkloadRequest) String() string {
 func (*LeaveWorkloadRequest) ProtoMessage() {}
 
 func (x *LeaveWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2245,7 @@ func (x *LeaveWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*LeaveWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LeaveWorkloadRequest) GetNamespace() string {
@@ -2116,7 +2270,7 @@ type LeaveWorkloadResponse struct {
 
 func (x *LeaveWorkloadResponse) Reset() {
 	*x = LeaveWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2282,7 @@ func (x *LeaveWorkloadResponse) String() string {
 func (*LeaveWorkloadResponse) ProtoMessage() {}
 
 func (x *LeaveWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2295,7 @@ func (x *LeaveWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*LeaveWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{26}
 }
 
 type StopWorkloadRequest struct {
@@ -2156,7 +2310,7 @@ type StopWorkloadRequest struct {
 
 func (x *StopWorkloadRequest) Reset() {
 	*x = StopWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2168,7 +2322,7 @@ func (x *StopWorkloadRequest) String() string {
 func (*StopWorkloadRequest) ProtoMessage() {}
 
 func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2181,7 +2335,7 @@ func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StopWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StopWorkloadRequest) GetNamespace() string {
@@ -2218,7 +2372,7 @@ type StopWorkloadResponse struct {
 
 func (x *StopWorkloadResponse) Reset() {
 	*x = StopWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2230,7 +2384,7 @@ func (x *StopWorkloadResponse) String() string {
 func (*StopWorkloadResponse) ProtoMessage() {}
 
 func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2243,7 +2397,7 @@ func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StopWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StopWorkloadResponse) GetEvent() isStopWorkloadResponse_Event {
@@ -2303,7 +2457,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2469,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2482,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetWorkloadRequest) GetNamespace() string {
@@ -2379,7 +2533,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2391,7 +2545,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2404,7 +2558,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *Workload {
@@ -2443,7 +2597,7 @@ type InspectedToken struct {
 
 func (x *InspectedToken) Reset() {
 	*x = InspectedToken{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2609,7 @@ func (x *InspectedToken) String() string {
 func (*InspectedToken) ProtoMessage() {}
 
 func (x *InspectedToken) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2622,7 @@ func (x *InspectedToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectedToken.ProtoReflect.Descriptor instead.
 func (*InspectedToken) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *InspectedToken) GetToken() *Token {
@@ -2515,7 +2669,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2681,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2694,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Holder) GetRequest() string {
@@ -2604,7 +2758,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +2770,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +2783,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListWorkloadsRequest) GetNamespace() string {
@@ -2657,7 +2811,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2823,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2836,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
@@ -2823,7 +2977,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"DeviceNode\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12\x1b\n" +
 	"\ttask_path\x18\x02 \x01(\tR\btaskPath\x12 \n" +
-	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"\xd6\x04\n" +
+	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"\x8a\x05\n" +
 	"\rServiceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x19\n" +
@@ -2843,10 +2997,16 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\amessage\x18\f \x01(\tR\amessage\x12!\n" +
 	"\fadmin_socket\x18\r \x01(\tR\vadminSocket\x12!\n" +
 	"\fready_socket\x18\x0e \x01(\tR\vreadySocket\x12K\n" +
-	"\tupstreams\x18\x0f \x03(\v2-.pannier.host.v1.ServiceStatus.UpstreamsEntryR\tupstreams\x1a<\n" +
+	"\tupstreams\x18\x0f \x03(\v2-.pannier.host.v1.ServiceStatus.UpstreamsEntryR\tupstreams\x122\n" +
+	"\x05proxy\x18\x10 \x01(\v2\x1c.pannier.host.v1.ProxyStatusR\x05proxy\x1a<\n" +
 	"\x0eUpstreamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8b\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\x01\n" +
+	"\vProxyStatus\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\brestarts\x18\x03 \x01(\x05R\brestarts\x12\x1b\n" +
+	"\tlast_exit\x18\x04 \x01(\tR\blastExit\"\x8b\x02\n" +
 	"\x05Mount\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x1b\n" +
@@ -2896,11 +3056,17 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04mode\x18\x04 \x01(\tR\x04mode\x12\x1f\n" +
 	"\vaccess_mode\x18\x05 \x01(\tR\n" +
 	"accessMode\x12'\n" +
-	"\x0fattachment_mode\x18\x06 \x01(\tR\x0eattachmentMode\"X\n" +
+	"\x0fattachment_mode\x18\x06 \x01(\tR\x0eattachmentMode\"\x8b\x01\n" +
 	"\x16RunningWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x10\n" +
-	"\x03pid\x18\x03 \x01(\x03R\x03pid\"\x19\n" +
+	"\x03pid\x18\x03 \x01(\x03R\x03pid\x121\n" +
+	"\x05ended\x18\x04 \x01(\v2\x1b.pannier.host.v1.SidecarEndR\x05ended\"T\n" +
+	"\n" +
+	"SidecarEnd\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x1a\n" +
+	"\brestarts\x18\x02 \x01(\x05R\brestarts\x12\x10\n" +
+	"\x03how\x18\x03 \x01(\tR\x03how\"\x19\n" +
 	"\x17RunningWorkloadResponse\"D\n" +
 	"\x14LeaveWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
@@ -2963,7 +3129,7 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
 	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
@@ -2979,100 +3145,105 @@ var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*DeviceMount)(nil),             // 11: pannier.host.v1.DeviceMount
 	(*DeviceNode)(nil),              // 12: pannier.host.v1.DeviceNode
 	(*ServiceStatus)(nil),           // 13: pannier.host.v1.ServiceStatus
-	(*Mount)(nil),                   // 14: pannier.host.v1.Mount
-	(*Step)(nil),                    // 15: pannier.host.v1.Step
-	(*StartWorkloadRequest)(nil),    // 16: pannier.host.v1.StartWorkloadRequest
-	(*StartWorkloadResponse)(nil),   // 17: pannier.host.v1.StartWorkloadResponse
-	(*CheckWorkloadRequest)(nil),    // 18: pannier.host.v1.CheckWorkloadRequest
-	(*CheckWorkloadResponse)(nil),   // 19: pannier.host.v1.CheckWorkloadResponse
-	(*CheckedVolume)(nil),           // 20: pannier.host.v1.CheckedVolume
-	(*RunningWorkloadRequest)(nil),  // 21: pannier.host.v1.RunningWorkloadRequest
-	(*RunningWorkloadResponse)(nil), // 22: pannier.host.v1.RunningWorkloadResponse
-	(*LeaveWorkloadRequest)(nil),    // 23: pannier.host.v1.LeaveWorkloadRequest
-	(*LeaveWorkloadResponse)(nil),   // 24: pannier.host.v1.LeaveWorkloadResponse
-	(*StopWorkloadRequest)(nil),     // 25: pannier.host.v1.StopWorkloadRequest
-	(*StopWorkloadResponse)(nil),    // 26: pannier.host.v1.StopWorkloadResponse
-	(*GetWorkloadRequest)(nil),      // 27: pannier.host.v1.GetWorkloadRequest
-	(*GetWorkloadResponse)(nil),     // 28: pannier.host.v1.GetWorkloadResponse
-	(*InspectedToken)(nil),          // 29: pannier.host.v1.InspectedToken
-	(*Holder)(nil),                  // 30: pannier.host.v1.Holder
-	(*ListWorkloadsRequest)(nil),    // 31: pannier.host.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),   // 32: pannier.host.v1.ListWorkloadsResponse
-	nil,                             // 33: pannier.host.v1.Sidecar.EnvEntry
-	nil,                             // 34: pannier.host.v1.VolumeRequest.AttributesEntry
-	nil,                             // 35: pannier.host.v1.Exec.EnvEntry
-	nil,                             // 36: pannier.host.v1.Workload.PortsEntry
-	nil,                             // 37: pannier.host.v1.DeviceReservation.EnvEntry
-	nil,                             // 38: pannier.host.v1.ServiceStatus.UpstreamsEntry
-	(*v1.Service)(nil),              // 39: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 40: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 41: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 42: google.protobuf.Duration
-	(*Token)(nil),                   // 43: pannier.host.v1.Token
+	(*ProxyStatus)(nil),             // 14: pannier.host.v1.ProxyStatus
+	(*Mount)(nil),                   // 15: pannier.host.v1.Mount
+	(*Step)(nil),                    // 16: pannier.host.v1.Step
+	(*StartWorkloadRequest)(nil),    // 17: pannier.host.v1.StartWorkloadRequest
+	(*StartWorkloadResponse)(nil),   // 18: pannier.host.v1.StartWorkloadResponse
+	(*CheckWorkloadRequest)(nil),    // 19: pannier.host.v1.CheckWorkloadRequest
+	(*CheckWorkloadResponse)(nil),   // 20: pannier.host.v1.CheckWorkloadResponse
+	(*CheckedVolume)(nil),           // 21: pannier.host.v1.CheckedVolume
+	(*RunningWorkloadRequest)(nil),  // 22: pannier.host.v1.RunningWorkloadRequest
+	(*SidecarEnd)(nil),              // 23: pannier.host.v1.SidecarEnd
+	(*RunningWorkloadResponse)(nil), // 24: pannier.host.v1.RunningWorkloadResponse
+	(*LeaveWorkloadRequest)(nil),    // 25: pannier.host.v1.LeaveWorkloadRequest
+	(*LeaveWorkloadResponse)(nil),   // 26: pannier.host.v1.LeaveWorkloadResponse
+	(*StopWorkloadRequest)(nil),     // 27: pannier.host.v1.StopWorkloadRequest
+	(*StopWorkloadResponse)(nil),    // 28: pannier.host.v1.StopWorkloadResponse
+	(*GetWorkloadRequest)(nil),      // 29: pannier.host.v1.GetWorkloadRequest
+	(*GetWorkloadResponse)(nil),     // 30: pannier.host.v1.GetWorkloadResponse
+	(*InspectedToken)(nil),          // 31: pannier.host.v1.InspectedToken
+	(*Holder)(nil),                  // 32: pannier.host.v1.Holder
+	(*ListWorkloadsRequest)(nil),    // 33: pannier.host.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),   // 34: pannier.host.v1.ListWorkloadsResponse
+	nil,                             // 35: pannier.host.v1.Sidecar.EnvEntry
+	nil,                             // 36: pannier.host.v1.VolumeRequest.AttributesEntry
+	nil,                             // 37: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 38: pannier.host.v1.Workload.PortsEntry
+	nil,                             // 39: pannier.host.v1.DeviceReservation.EnvEntry
+	nil,                             // 40: pannier.host.v1.ServiceStatus.UpstreamsEntry
+	(*v1.Service)(nil),              // 41: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 42: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 43: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 44: google.protobuf.Duration
+	(*Token)(nil),                   // 45: pannier.host.v1.Token
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
 	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	39, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	41, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
 	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
 	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
 	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
-	33, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	40, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	34, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
-	35, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	35, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
+	42, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	36, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
+	37, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
 	0,  // 10: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
-	14, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
-	15, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	41, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	41, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	15, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
+	16, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
+	43, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	43, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
 	13, // 15: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
-	36, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	38, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
 	9,  // 17: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
 	10, // 18: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	41, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	43, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
 	8,  // 20: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
 	7,  // 21: pannier.host.v1.Workload.credentials:type_name -> pannier.host.v1.Credential
-	41, // 22: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
-	41, // 23: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
+	43, // 22: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
+	43, // 23: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
 	11, // 24: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
 	12, // 25: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
-	37, // 26: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	41, // 27: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	38, // 28: pannier.host.v1.ServiceStatus.upstreams:type_name -> pannier.host.v1.ServiceStatus.UpstreamsEntry
-	41, // 29: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	42, // 30: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
-	0,  // 31: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	15, // 32: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 33: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	0,  // 34: pannier.host.v1.CheckWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	20, // 35: pannier.host.v1.CheckWorkloadResponse.volumes:type_name -> pannier.host.v1.CheckedVolume
-	15, // 36: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 37: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 38: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	30, // 39: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
-	29, // 40: pannier.host.v1.GetWorkloadResponse.tokens:type_name -> pannier.host.v1.InspectedToken
-	43, // 41: pannier.host.v1.InspectedToken.token:type_name -> pannier.host.v1.Token
-	6,  // 42: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	16, // 43: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	18, // 44: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
-	21, // 45: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	23, // 46: pannier.host.v1.WorkloadService.LeaveWorkload:input_type -> pannier.host.v1.LeaveWorkloadRequest
-	25, // 47: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	27, // 48: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	31, // 49: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	17, // 50: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	19, // 51: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
-	22, // 52: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	24, // 53: pannier.host.v1.WorkloadService.LeaveWorkload:output_type -> pannier.host.v1.LeaveWorkloadResponse
-	26, // 54: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	28, // 55: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	32, // 56: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	50, // [50:57] is the sub-list for method output_type
-	43, // [43:50] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	39, // 26: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	43, // 27: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	40, // 28: pannier.host.v1.ServiceStatus.upstreams:type_name -> pannier.host.v1.ServiceStatus.UpstreamsEntry
+	14, // 29: pannier.host.v1.ServiceStatus.proxy:type_name -> pannier.host.v1.ProxyStatus
+	43, // 30: pannier.host.v1.ProxyStatus.since:type_name -> google.protobuf.Timestamp
+	43, // 31: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	44, // 32: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	0,  // 33: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	16, // 34: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 35: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	0,  // 36: pannier.host.v1.CheckWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	21, // 37: pannier.host.v1.CheckWorkloadResponse.volumes:type_name -> pannier.host.v1.CheckedVolume
+	23, // 38: pannier.host.v1.RunningWorkloadRequest.ended:type_name -> pannier.host.v1.SidecarEnd
+	16, // 39: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 40: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 41: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	32, // 42: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
+	31, // 43: pannier.host.v1.GetWorkloadResponse.tokens:type_name -> pannier.host.v1.InspectedToken
+	45, // 44: pannier.host.v1.InspectedToken.token:type_name -> pannier.host.v1.Token
+	6,  // 45: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	17, // 46: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	19, // 47: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
+	22, // 48: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	25, // 49: pannier.host.v1.WorkloadService.LeaveWorkload:input_type -> pannier.host.v1.LeaveWorkloadRequest
+	27, // 50: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	29, // 51: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	33, // 52: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	18, // 53: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	20, // 54: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
+	24, // 55: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	26, // 56: pannier.host.v1.WorkloadService.LeaveWorkload:output_type -> pannier.host.v1.LeaveWorkloadResponse
+	28, // 57: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	30, // 58: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	34, // 59: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	53, // [53:60] is the sub-list for method output_type
+	46, // [46:53] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -3082,11 +3253,11 @@ func file_pannier_host_v1_workload_proto_init() {
 	}
 	file_pannier_host_v1_token_proto_init()
 	file_pannier_host_v1_volume_proto_init()
-	file_pannier_host_v1_workload_proto_msgTypes[17].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[18].OneofWrappers = []any{
 		(*StartWorkloadResponse_Step)(nil),
 		(*StartWorkloadResponse_Workload)(nil),
 	}
-	file_pannier_host_v1_workload_proto_msgTypes[26].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[28].OneofWrappers = []any{
 		(*StopWorkloadResponse_Step)(nil),
 		(*StopWorkloadResponse_Workload)(nil),
 	}
@@ -3096,7 +3267,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

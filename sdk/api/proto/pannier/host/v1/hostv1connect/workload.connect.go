@@ -68,7 +68,7 @@ type WorkloadServiceClient interface {
 	// RunningWorkload reports the workload's process, before that does anything. The host releases the
 	// workload when its owner or that process ends, and kills the process when it stops the workload: only
 	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
-	// that it has started.
+	// that it has started. The owner reports each end of a sidecar in the same way.
 	RunningWorkload(context.Context, *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error)
 	// LeaveWorkload removes the services of a running workload from Consul, and returns when their callers have had the
 	// workload's shutdown_delay to see that. The workload runs on, and the next start registers them again. It may be
@@ -218,7 +218,7 @@ type WorkloadServiceHandler interface {
 	// RunningWorkload reports the workload's process, before that does anything. The host releases the
 	// workload when its owner or that process ends, and kills the process when it stops the workload: only
 	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
-	// that it has started.
+	// that it has started. The owner reports each end of a sidecar in the same way.
 	RunningWorkload(context.Context, *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error)
 	// LeaveWorkload removes the services of a running workload from Consul, and returns when their callers have had the
 	// workload's shutdown_delay to see that. The workload runs on, and the next start registers them again. It may be
