@@ -524,6 +524,9 @@ func expected(spec *hostv1.WorkloadSpec) *hostv1.Workload {
 // proxyPatience is how long the program waits for its proxies, which wait as long for Consul's first answer.
 const proxyPatience = 15 * time.Second
 
+// reportPatience bounds the report of a sidecar's end, which is not tried again.
+const reportPatience = 2 * time.Second
+
 // sidecarGrace is how long sidecars have to end when they are asked to.
 const sidecarGrace = 10 * time.Second
 
@@ -593,7 +596,16 @@ func (r *run) startSidecars(ctx context.Context, proc *launch.Process, w *hostv1
 			return err
 		}
 	}
-	if r.running, err = launch.NewSidecars(proc, r.Note); err != nil {
+	ended := func(sidecar, how string, restarts int) {
+		ctx, cancel := context.WithTimeout(ctx, reportPatience)
+		defer cancel()
+		// An agent that is away hears of the next end.
+		_, _ = r.Workloads.RunningWorkload(ctx, &hostv1.RunningWorkloadRequest{
+			Namespace: r.spec.GetNamespace(), Id: r.spec.GetId(), Pid: int64(proc.PID()),
+			Ended: &hostv1.SidecarEnd{Service: sidecar, How: how, Restarts: int32(restarts)},
+		})
+	}
+	if r.running, err = launch.NewSidecars(proc, r.Note, ended); err != nil {
 		return err
 	}
 	for _, c := range r.sidecars {

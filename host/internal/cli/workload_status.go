@@ -117,6 +117,10 @@ func serviceTable(s *hostv1.ServiceStatus) *Table {
 	t.some("Ready socket", s.GetReadySocket())
 	t.some("Admin port", s.GetAdminPort())
 	t.some("Ready port", s.GetReadyPort())
+	t.some("Proxy state", s.GetProxy().GetState())
+	t.some("Proxy since", age(s.GetProxy().GetSince()))
+	t.some("Proxy restarts", s.GetProxy().GetRestarts())
+	t.some("Proxy's last exit", s.GetProxy().GetLastExit())
 	t.some("Message", Cell{s.GetMessage(), Yellow})
 	return t
 }

@@ -55,21 +55,44 @@ func (m *Manager) Running(ref claim.WorkloadRef, pid, caller int) error {
 	return nil
 }
 
-// mayName checks that caller is the workload's owner, and that it has started the process in the agent's mount
-// namespace
-// or in a new one.
-func (i *instance) mayName(pid, caller int) error {
+// ProxyEnded notes that the proxy of a service has ended; caller is as in Running.
+func (m *Manager) ProxyEnded(ref claim.WorkloadRef, caller int, service string, restarts int, how string) error {
+	i, err := m.known.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := i.isOwner(caller); err != nil {
+		return err
+	}
+	for _, s := range i.services {
+		if s.Name == service {
+			m.services.ProxyEnded(s, restarts, how)
+		}
+	}
+	return nil
+}
+
+// isOwner returns an error if a process is not the workload's owner, 0 if it has none.
+func (i *instance) isOwner(caller int) error {
 	i.mu.Lock()
+	defer i.mu.Unlock()
 	owner := 0
 	if i.rec.Owner != nil {
 		owner = i.rec.Owner.PID
 	}
-	i.mu.Unlock()
 	if owner != caller {
 		return fmt.Errorf("%w: its owner is process %d, the caller is process %d", ErrNotOwner, owner, caller)
 	}
-	if owner == 0 {
-		return nil
+	return nil
+}
+
+// mayName checks that caller is the workload's owner, and that it has started the process in the agent's mount
+// namespace
+// or in a new one.
+func (i *instance) mayName(pid, caller int) error {
+	owner := caller
+	if err := i.isOwner(owner); err != nil || owner == 0 {
+		return err
 	}
 	for p := pid; p != owner; {
 		st, err := procfs.ReadStat(procfs.Dir(p))

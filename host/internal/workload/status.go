@@ -233,6 +233,9 @@ func (i *instance) snapshot() Workload {
 		if i.rec.Left && s.Registered == nil && w.State == Running {
 			w.Services[len(w.Services)-1].Message = "it has left Consul's catalog: pannier workload start registers it again"
 		}
+		if why := w.Services[len(w.Services)-1].Message; why != "" && w.State == Running && w.Message == "" {
+			w.Message = fmt.Sprintf("service %q: %s", s.Name, why)
+		}
 		if s.Identified() {
 			w.SecretsDir = i.secrets
 		}

@@ -3,6 +3,8 @@ package workload
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -10,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -355,4 +358,68 @@ func TestAProxyThatIsNotReady(t *testing.T) {
 			h.clean(t)
 		})
 	}
+}
+
+// What an Envoy is in trouble with is its state and the workload's message: the end of its process, what it rejects,
+// and a connection to Consul that it does not get.
+func TestAProxyInTrouble(t *testing.T) {
+	h := newHost(t)
+	h.services.Limits.Ready = 50 * time.Millisecond
+	s := withServices(spec("w"), sidecar("web"))
+	s.Sidecars = []specs.Sidecar{{Command: []string{"envoy", "-c", "${bootstrap}"}}}
+	st := h.start(t, s).Services[0]
+	is := func(state servicesteps.ProxyState, message string) Workload {
+		t.Helper()
+		return h.eventually(t, "w", string(state), func(w Workload) bool {
+			return w.Services[0].Proxy.State == state && strings.Contains(w.Message, message) && (w.Message == "") == (message == "")
+		})
+	}
+	if st.Proxy.State != servicesteps.ProxyStarting {
+		is(servicesteps.ProxyStarting, "")
+	}
+	check.NoError(t, h.ProxyEnded(ref("w"), 0, "web", 2, "it ended with exit code 1: no such flag"))
+	w := is(servicesteps.ProxyFailing, `service "web": the proxy has not been ready since`)
+	if p := w.Services[0].Proxy; p.Restarts != 2 || p.Since.IsZero() || !strings.HasSuffix(w.Message, "exit code 1: no such flag") {
+		t.Errorf("its state is %+v: %s", p, w.Message)
+	}
+	if err := h.ProxyEnded(ref("w"), 1, "web", 3, "x"); !errors.Is(err, ErrNotOwner) {
+		t.Errorf("of a process that does not own it: %v", err)
+	}
+	if h.countEvents("proxy-ended") != 1 || h.countEvents("proxy-failed") != 1 {
+		t.Errorf("the events are %q", h.serviceEvents())
+	}
+
+	var stats atomic.Value
+	say := func(rejectedListeners, listeners, rejectedClusters, clusters, streams int) {
+		stats.Store(fmt.Sprintf("cluster_manager.cds.update_rejected: %d\ncluster_manager.cds.update_success: %d\n"+
+			"control_plane.connected_state: %d\n"+
+			"listener_manager.lds.update_rejected: %d\nlistener_manager.lds.update_success: %d\n",
+			rejectedClusters, clusters, streams, rejectedListeners, listeners))
+	}
+	say(0, 1, 0, 1, 1)
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	for _, socket := range []string{st.ReadySocket, st.AdminSocket} {
+		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/stats" {
+				_, _ = io.WriteString(w, stats.Load().(string))
+			}
+		})}
+		listener := check.Must(net.Listen("unix", socket))(t)
+		serving.Go(func() { _ = server.Serve(listener) })
+		defer server.Close()
+	}
+	is(servicesteps.ProxyReady, "")
+	say(1, 1, 0, 1, 1)
+	is(servicesteps.ProxyFailing, "rejects listeners")
+	say(1, 2, 0, 1, 1)
+	is(servicesteps.ProxyReady, "")
+	say(1, 2, 1, 2, 1)
+	is(servicesteps.ProxyFailing, "rejects clusters")
+	say(1, 2, 1, 3, 1)
+	is(servicesteps.ProxyReady, "")
+	say(1, 2, 1, 3, 0)
+	is(servicesteps.ProxyFailing, "no connection to Consul")
+	h.stop(t, "w")
+	h.clean(t)
 }

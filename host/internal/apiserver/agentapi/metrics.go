@@ -15,6 +15,7 @@ import (
 	csidrivers "github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 )
 
 // collectTimeout bounds reading the ledger for one scrape.
@@ -39,14 +40,29 @@ func (h *Handler) Collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		gauge("workloads", "Workloads of this node by state; ended ones are forgotten after a while.",
 			float64(n), "state", state)
 	}
-	for reason, n := range h.waitingReleases() {
+	waiting, proxies, restarts := map[string]int{}, map[servicesteps.ProxyState]int{}, 0
+	for _, w := range h.workloads.Workloads.List() {
+		if w.Release.Tries > 0 {
+			waiting[w.Release.Reason]++
+		}
+		for _, s := range w.Services {
+			proxies[s.Proxy.State]++
+			restarts += s.Proxy.Restarts
+		}
+	}
+	for _, reason := range workload.ReleaseReasons() {
 		gauge("workload_releases_waiting",
 			"Workloads of this node whose release failed at least once and is tried again, by why the last try failed.",
-			float64(n), "reason", reason)
+			float64(waiting[reason]), "reason", reason)
 	}
 	counter("workload_release_failed_tries_total",
 		"Tries to release a workload of this node that failed, since the agent started.",
 		int(h.workloads.Workloads.FailedTries()))
+	for _, state := range servicesteps.ProxyStates() {
+		gauge("proxies", "Proxies of this node's services by state, of those that report whether they are ready.",
+			float64(proxies[state]), "state", string(state))
+	}
+	gauge("proxy_restarts", "Restarts of the proxies of this node's workloads by pannier workload run.", float64(restarts))
 	driver := func(id string, d csidrivers.Driver) {
 		gauge("driver_healthy", "Whether a CSI driver of this node is healthy.", bit(d.Healthy), "driver", id)
 		counter("driver_restarts_total", "Restarts of a CSI driver that the agent runs, since the agent started.",
@@ -170,18 +186,4 @@ func countLedger(ctx context.Context, ledger *cluster.Node) (ledgerCounts, error
 		return nil
 	})
 	return now, err
-}
-
-// waitingReleases counts the releases of this node's workloads that have to wait, for every reason.
-func (h *Handler) waitingReleases() map[string]int {
-	n := map[string]int{}
-	for _, reason := range workload.ReleaseReasons() {
-		n[reason] = 0
-	}
-	for _, w := range h.workloads.Workloads.List() {
-		if w.Release.Tries > 0 {
-			n[w.Release.Reason]++
-		}
-	}
-	return n
 }

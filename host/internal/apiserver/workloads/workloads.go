@@ -58,6 +58,7 @@ type Workloads interface {
 	List() []workload.Workload
 	// Holders lists who has the volumes of a workload, besides the host.
 	Holders(ref claim.WorkloadRef) ([]workload.Holder, error)
+	ProxyEnded(ref claim.WorkloadRef, caller int, service string, restarts int, how string) error
 	// FailedTries counts the tries to release a workload that failed.
 	FailedTries() int64
 	// InspectTokens asks Consul about the tokens of a workload's services.
@@ -209,6 +210,10 @@ func (h *Handler) RunningWorkload(ctx context.Context,
 	caller := call.CallerOf(ctx).PID
 	if caller == 0 {
 		return nil, fmt.Errorf("workload %q: %w: call over the agent's unix socket, on its host", ref, workload.ErrNotOwner)
+	}
+	if e := req.GetEnded(); e != nil {
+		return &hostv1.RunningWorkloadResponse{}, h.Workloads.ProxyEnded(ref, caller, e.GetService(), int(e.GetRestarts()),
+			e.GetHow())
 	}
 	return &hostv1.RunningWorkloadResponse{}, h.Workloads.Running(ref, int(pid), caller)
 }
@@ -410,15 +415,9 @@ func (h *Handler) Shown(w workload.Workload) (*hostv1.Workload, error) {
 
 // shownService returns a service's state. A problem of the service itself is shown rather than one of its Consul.
 func (h *Handler) shownService(svc servicesteps.Status) *hostv1.ServiceStatus {
-	return &hostv1.ServiceStatus{
-		Name: svc.Name, Id: svc.ID, ProxyId: svc.ProxyID, Consul: svc.Consul, Port: int32(svc.Port),
-		TokenAccessor: svc.Accessor, TokenExpiresAt: call.Time(svc.ExpiresAt),
-		TokenFile: svc.TokenFile, BootstrapFile: svc.BootstrapFile,
-		AdminPort: int32(svc.AdminPort), ReadyPort: int32(svc.ReadyPort),
-		AdminSocket: svc.AdminSocket, ReadySocket: svc.ReadySocket, Upstreams: svc.Upstreams,
-		Message: cmp.Or(svc.Message, h.Services.Conflict(svc.Consul, svc.ID),
-			h.Services.Problems()[svc.Consul]),
-	}
+	out := convert.To[hostv1.ServiceStatus](svc)
+	out.Message = cmp.Or(svc.Message, h.Services.Conflict(svc.Consul, svc.ID), h.Services.Problems()[svc.Consul])
+	return out
 }
 
 func shownStep(step workload.Step) *hostv1.Step {
@@ -433,13 +432,10 @@ func shownStep(step workload.Step) *hostv1.Step {
 func shownReservation(r device.Reservation) *hostv1.DeviceReservation {
 	out := &hostv1.DeviceReservation{Env: r.Env}
 	for _, m := range r.Mounts {
-		out.Mounts = append(out.Mounts, &hostv1.DeviceMount{HostPath: m.HostPath, TaskPath: m.TaskPath, ReadOnly: m.ReadOnly})
+		out.Mounts = append(out.Mounts, convert.To[hostv1.DeviceMount](m))
 	}
 	for _, d := range r.Devices {
-		out.Nodes = append(out.Nodes, &hostv1.DeviceNode{
-			HostPath: d.HostPath, TaskPath: d.TaskPath,
-			Permissions: d.Permissions,
-		})
+		out.Nodes = append(out.Nodes, convert.To[hostv1.DeviceNode](d))
 	}
 	return out
 }

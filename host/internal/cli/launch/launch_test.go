@@ -41,7 +41,7 @@ func parent(text string) int {
 		fmt.Println(err)
 		return 1
 	}
-	s, err := NewSidecars(p, func(format string, args ...any) { fmt.Printf(format+"\n", args...) })
+	s, err := NewSidecars(p, func(format string, args ...any) { fmt.Printf(format+"\n", args...) }, func(string, string, int) {})
 	if err == nil {
 		err = s.Start(context.Background(), always(plan))
 	}

@@ -32,19 +32,25 @@ type Process struct {
 // not be bound.
 func Start(plan child.Plan) (*Process, error) {
 	return start(plan, &exec.Cmd{
-		Stdin: os.Stdin, Stdout: os.Stdout,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		SysProcAttr: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
 	})
 }
 
 // startIn runs a child in an existing mount namespace, in its own session and without standard input. Its output goes
 // to standard error. It returns when the child is in the namespace.
-func startIn(namespace *os.File, plan child.Plan) (*Process, error) {
+func startIn(namespace *os.File, plan child.Plan) (*Process, *output, error) {
 	plan.Join = true
-	return start(plan, &exec.Cmd{
-		Stdout: os.Stderr, ExtraFiles: []*os.File{namespace},
+	out, pipe, err := newOutput(plan.User)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer pipe.Close() // the child has it
+	p, err := start(plan, &exec.Cmd{
+		Stdout: pipe, Stderr: pipe, ExtraFiles: []*os.File{namespace},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	})
+	return p, out, err
 }
 
 // start runs a child and sends it its plan. cmd has what differs between children.
@@ -64,7 +70,6 @@ func start(plan child.Plan, cmd *exec.Cmd) (*Process, error) {
 	}
 
 	cmd.Path, cmd.Args = "/proc/self/exe", []string{os.Args[0], child.Arg}
-	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = append([]*os.File{ordersOut, reportsIn}, cmd.ExtraFiles...)
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	p := &Process{

@@ -44,7 +44,10 @@ var defaultTiming = timing{
 type Sidecars struct {
 	namespace *os.File
 	// note reports to people; it may be called from several goroutines.
-	note   func(format string, args ...any)
+	note func(format string, args ...any)
+	// ended reports to the agent how a sidecar ended, or why it cannot be started or replaced, with how often it was
+	// started again; likewise.
+	ended  func(sidecar, how string, restarts int)
 	timing timing
 	// stopping is closed when no sidecar is restarted any more.
 	stopping chan struct{}
@@ -54,12 +57,15 @@ type Sidecars struct {
 
 // NewSidecars makes room for sidecars in the mount namespace of p, which has not been
 // told to go. Stop closes it.
-func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, error) {
+func NewSidecars(p *Process, note func(format string, args ...any), ended func(sidecar, how string, restarts int),
+) (*Sidecars, error) {
 	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.PID()))
 	if err != nil {
 		return nil, &child.Error{Code: child.CodeNotRun, Text: fmt.Sprintf("open the workload's mount namespace: %v", err)}
 	}
-	return &Sidecars{namespace: namespace, note: note, timing: defaultTiming, stopping: make(chan struct{})}, nil
+	return &Sidecars{
+		namespace: namespace, note: note, ended: ended, timing: defaultTiming, stopping: make(chan struct{}),
+	}, nil
 }
 
 // Sidecar is how a program runs beside the workload's.
@@ -169,6 +175,7 @@ type sidecar struct {
 	takesOver bool
 	pause     *backoff.ExponentialBackOff // before another try
 	ending    sync.WaitGroup              // of processes that were replaced
+	restarts  int                         // after an end that was not asked for
 	// done is closed when it has ended and is not restarted.
 	done chan struct{}
 
@@ -180,12 +187,25 @@ type sidecar struct {
 // proxy is a process of a sidecar. Those with one base ID are a chain: each takes over from the one before and ends it.
 type proxy struct {
 	*Process
+	out           *output
 	baseID, epoch int
 	began         time.Time
 	read          fs.FileInfo // the file at its start
 	// broken is set if no other process can take over from it: one has tried and failed, which Envoy cannot undo, or the
 	// one before it has ended by itself, for which Envoy gives up.
 	broken bool
+}
+
+// how describes how the process ended, with the last line of its output.
+func (p *proxy) how() string {
+	select {
+	case <-p.out.ended:
+	case <-time.After(time.Second): // something else still has it
+	}
+	if line := p.out.last(); line != "" {
+		return p.Process.how() + ": " + line
+	}
+	return p.Process.how()
 }
 
 // launch starts the process that takes over from another or, without one that it can take over from, the first of a
@@ -205,7 +225,7 @@ func (c *sidecar) launch(from *proxy) (*proxy, error) {
 	// Checked before the start, so that a later file counts as another one.
 	p.read, _ = os.Stat(c.File)
 	var err error
-	if p.Process, err = startIn(c.of.namespace, c.Plan(p.baseID, p.epoch)); err == nil {
+	if p.Process, p.out, err = startIn(c.of.namespace, c.Plan(p.baseID, p.epoch)); err == nil {
 		err = p.Go()
 	}
 	if err != nil {
@@ -243,6 +263,8 @@ func (c *sidecar) supervise(ctx context.Context, p *proxy) {
 		if p != nil && !replaced {
 			c.of.note("sidecar %q %s after %s; it is started again in %s", c.Name, how, lived.Round(100*time.Millisecond),
 				wait.Round(100*time.Millisecond))
+			c.restarts++
+			c.of.ended(c.Name, "it "+how, c.restarts)
 		}
 		select {
 		case <-c.of.stopping:
@@ -253,6 +275,7 @@ func (c *sidecar) supervise(ctx context.Context, p *proxy) {
 		switch {
 		case err != nil:
 			c.of.note("sidecar %q cannot be started again, and will be tried once more: %v", c.Name, err)
+			c.of.ended(c.Name, fmt.Sprintf("it cannot be started again: %v", err), c.restarts)
 		case next != nil:
 			c.of.note("sidecar %q is started again (pid %d)", c.Name, next.PID())
 		}
@@ -300,6 +323,7 @@ func (c *sidecar) watch(ctx context.Context, p *proxy) (last *proxy, replaced bo
 				look.Reset(wait)
 				c.of.note("sidecar %q cannot be replaced, and the one that runs stays: %v; the next try is in %s", c.Name, err,
 					wait.Round(100*time.Millisecond))
+				c.of.ended(c.Name, fmt.Sprintf("it cannot be replaced, and the one that runs stays: %v", err), c.restarts)
 			default:
 				c.of.note("sidecar %q has to read a new %s", c.Name, c.File)
 				c.signal(syscall.SIGTERM)

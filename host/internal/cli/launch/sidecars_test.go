@@ -38,6 +38,11 @@ func (n *notes) add(format string, args ...any) {
 	n.lines = append(n.lines, fmt.Sprintf(format, args...))
 }
 
+// end records what is reported of a sidecar's end as a message too.
+func (n *notes) end(sidecar, how string, restarts int) {
+	n.add("reported %s %d: %s", sidecar, restarts, how)
+}
+
 func (n *notes) all() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -62,7 +67,7 @@ func beside(t *testing.T, plan child.Plan) (*Process, *Sidecars, *notes) {
 	check.NoError(t, err)
 	t.Cleanup(p.Abort)
 	n := &notes{}
-	s, err := NewSidecars(p, n.add)
+	s, err := NewSidecars(p, n.add, n.end)
 	check.NoError(t, err)
 	s.timing = quick
 	t.Cleanup(func() { s.Stop(context.Background(), 0) })
@@ -91,6 +96,20 @@ func awaitPID(t *testing.T, path string) (pid int) {
 		return err == nil
 	})
 	return pid
+}
+
+// Each end that nobody has asked for is reported with the last line of output, without what Envoy writes before it.
+func TestEndsAreReportedWithTheLastLine(t *testing.T) {
+	p, s, n := beside(t, script("sleep 1000"))
+	check.NoError(t, s.Start(t.Context(), always(script("echo one; echo '[2026-11-29 11:58:01.123][1][critical][main] "+
+		"[a.cc:1] no such flag' >&2; echo; exit 3"))))
+	check.NoError(t, p.Go())
+	check.Eventually(t, "a second report", func() bool {
+		return n.count("reported envoy 2: it ended with exit code 3: no such flag") == 1
+	})
+	if n.count("reported envoy 1: it ended with exit code 3: no such flag") != 1 {
+		t.Errorf("reported: %q", n.all())
+	}
 }
 
 // The sidecar shares the program's mount namespace. It has its own session, so terminal signals do not reach

@@ -142,11 +142,9 @@ func (p *Patient) leftovers(ctx context.Context) []Finding {
 		problems = append(problems, one(Warn, path+" belongs to no workload that the agent knows",
 			"findmnt -R "+path+"  # then unmount it, or move it away")...)
 	}
-	resp, err := p.Client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{})
-	if err != nil {
-		return append(problems, unread(Fail, "the workloads cannot be listed", err, "")...)
-	}
-	for _, w := range resp.GetWorkloads() {
+	workloads, unlisted := p.workloads(ctx)
+	problems = append(problems, unlisted...)
+	for _, w := range workloads {
 		if w.GetNode() != p.status.GetName() || w.GetState() != "running" {
 			continue
 		}
@@ -162,14 +160,31 @@ func (p *Patient) leftovers(ctx context.Context) []Finding {
 	return or(problems, "they agree")
 }
 
-// binds are mounts that people have made of a published volume. Those of mount(8) belong to a workload of their own.
-func (p *Patient) binds(ctx context.Context) []Finding {
+// workloads are those of this node. If they cannot be listed, that is a finding.
+func (p *Patient) workloads(ctx context.Context) ([]*hostv1.Workload, []Finding) {
 	resp, err := p.Client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{})
 	if err != nil {
-		return unread(Fail, "the workloads cannot be listed", err, "")
+		return nil, unread(Fail, "the workloads cannot be listed", err, "")
 	}
-	var problems []Finding
-	for _, w := range resp.GetWorkloads() {
+	return resp.GetWorkloads(), nil
+}
+
+// services are those of running workloads that are not in order, such as for their proxy.
+func (p *Patient) services(ctx context.Context) []Finding {
+	workloads, problems := p.workloads(ctx)
+	for _, w := range workloads {
+		if w.GetState() == "running" && w.GetMessage() != "" {
+			problems = append(problems, one(Warn, fmt.Sprintf("workload %q: %s", w.GetSpec().GetId(), w.GetMessage()),
+				"pannier workload status "+w.GetSpec().GetId())...)
+		}
+	}
+	return or(problems, "all in order")
+}
+
+// binds are mounts that people have made of a published volume. Those of mount(8) belong to a workload of their own.
+func (p *Patient) binds(ctx context.Context) []Finding {
+	workloads, problems := p.workloads(ctx)
+	for _, w := range workloads {
 		if strings.HasPrefix(w.GetSpec().GetId(), mountedWorkload) {
 			continue
 		}

@@ -44,6 +44,7 @@ var checks = []check{
 	{"plugins", answering, (*Patient).plugins},
 	{"drivers", answering, (*Patient).drivers},
 	{"journal and mounts", answering, (*Patient).leftovers},
+	{"services", answering, (*Patient).services},
 	{"binds of volumes", answering, (*Patient).binds},
 	{"releases", answering, (*Patient).releases},
 	{"one cluster", answering, (*Patient).oneCluster},

@@ -2,44 +2,180 @@ package servicesteps
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
-// WatchProxy reports that the proxy of a running workload's service is not ready, for as long as it is not, until ctx
-// ends. Where none is expected it counts from when it was ready first: another kind of proxy has no such endpoint.
+// ProxyStatus is how a service's proxy does, as far as it is known: of one that serves no readiness endpoint nothing is.
+type ProxyStatus struct {
+	State    ProxyState
+	Since    time.Time
+	Restarts int
+	LastExit string // how its process ended last, with its last line of output
+}
+
+// ProxyState is where a proxy stands.
+type ProxyState string
+
+// The states of a proxy. A failing one is not ready, has no connection to Consul, or rejects what Consul sends.
+const (
+	ProxyStarting ProxyState = "starting"
+	ProxyReady    ProxyState = "ready"
+	ProxyFailing  ProxyState = "failing"
+)
+
+// ProxyStates are all of them.
+func ProxyStates() []ProxyState { return []ProxyState{ProxyStarting, ProxyReady, ProxyFailing} }
+
+// ProxyEnded notes that the process of a service's proxy has ended, or could not be started.
+func (s *Steps) ProxyEnded(svc *Service, restarts int, how string) {
+	how = fmt.Sprintf("%.*s", maxReason, how)
+	svc.workload.Update(func() {
+		svc.proxy.Restarts, svc.proxy.LastExit, svc.proxyEnded = restarts, how, time.Now()
+	})
+	s.event(svc, "proxy-ended", how)
+}
+
+// proxyView is what is known of a proxy from one look at it to the next.
+type proxyView struct {
+	ready, admin        *http.Client
+	readyAt, streamsAt  time.Time // when it was that last
+	listeners, clusters updates
+}
+
+// updates are counters of what Envoy did with what Consul has sent.
+type updates struct {
+	accepted, rejected int
+	failing            bool // the last one was rejected
+}
+
+// see takes the counters as they are now. Of two that have both grown, the rejection counts.
+func (u *updates) see(stats map[string]int, prefix string) {
+	accepted, rejected := stats[prefix+".update_success"], stats[prefix+".update_rejected"]
+	if rejected != u.rejected || accepted != u.accepted {
+		u.failing = rejected > u.rejected
+	}
+	u.accepted, u.rejected = accepted, rejected
+}
+
+// WatchProxy keeps the state of the proxy of a running workload's service until ctx ends, and reports why it is failing.
+// Where none is expected it counts from when it was ready first: another kind of proxy has no such endpoint.
 func (s *Steps) WatchProxy(ctx context.Context, svc *Service, expected bool) {
-	network, address := "tcp", net.JoinHostPort(proxyAddress, strconv.Itoa(svc.ReadyPort))
-	if svc.administered() {
-		network, address = "unix", svc.socket(s.SecretsDir.Workload(svc.place()), readySocket)
-	} else if svc.ReadyPort == 0 {
+	at := func(port int, socket string) *http.Client {
+		network, address := "tcp", net.JoinHostPort(proxyAddress, strconv.Itoa(port))
+		if svc.administered() {
+			network, address = "unix", svc.socket(s.SecretsDir.Workload(svc.place()), socket)
+		}
+		return &http.Client{Timeout: s.Limits.Ready, Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, network, address)
+			},
+		}}
+	}
+	if svc.ReadyPort == 0 && !svc.administered() {
 		return
 	}
-	client := &http.Client{Timeout: s.Limits.Ready, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, network, address)
-		},
-	}}
-	last := time.Now()
+	v := proxyView{
+		ready: at(svc.ReadyPort, readySocket), admin: at(svc.AdminPort, adminSocket), readyAt: time.Now(), streamsAt: time.Now(),
+	}
+	if expected {
+		s.setProxy(svc, ProxyStarting)
+	}
 	for step.Sleep(ctx, s.Limits.Ready/5) == nil {
-		resp, err := client.Get("http://envoy/ready") //nolint:noctx // bounded, and it ends nothing
+		_, err := ask(v.ready, "/ready")
 		if err == nil {
-			_ = resp.Body.Close() // it has nothing of interest
-			if resp.StatusCode == http.StatusOK {
-				last, expected = time.Now(), true
-				s.Report(svc, Proxying, nil)
-				continue
-			}
-			err = fmt.Errorf("it answers %s", resp.Status)
+			v.readyAt, expected = time.Now(), true
+			err = s.inOrder(&v)
+		} else if !expected || time.Since(v.readyAt) < s.Limits.Ready {
+			continue
+		} else {
+			err = fmt.Errorf("the proxy has not been ready since %s: %w", v.readyAt.Format(time.TimeOnly),
+				svc.endAfter(v.readyAt, err))
 		}
-		if expected && time.Since(last) > s.Limits.Ready && ctx.Err() == nil {
-			s.Report(svc, Proxying, fmt.Errorf("the proxy has not been ready since %s: %w", last.Format(time.TimeOnly), err))
+		if ctx.Err() != nil {
+			return
+		}
+		s.Report(svc, Proxying, err)
+		if err != nil {
+			s.setProxy(svc, ProxyFailing)
+		} else {
+			s.setProxy(svc, ProxyReady)
 		}
 	}
+}
+
+func (s *Steps) setProxy(svc *Service, is ProxyState) {
+	svc.workload.Update(func() {
+		if svc.proxy.State != is {
+			svc.proxy.State, svc.proxy.Since = is, time.Now()
+		}
+	})
+}
+
+// endAfter returns how the proxy's process ended after a time, or another error if it did not.
+func (s *Service) endAfter(at time.Time, other error) (err error) {
+	err = other
+	s.workload.View(func() {
+		if s.proxyEnded.After(at) {
+			err = errors.New(s.proxy.LastExit)
+		}
+	})
+	return err
+}
+
+// inOrder returns why a proxy that is ready is failing, by its admin API.
+func (s *Steps) inOrder(v *proxyView) error {
+	text, err := ask(v.admin, "/stats?filter="+url.QueryEscape(`(lds|cds)\.update_(rejected|success)|connected_state`))
+	if err != nil {
+		return nil //nolint:nilerr // it is no Envoy, or a moment in which one takes over from another
+	}
+	stats := map[string]int{}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		stats[name], _ = strconv.Atoi(value)
+	}
+	if streams, has := stats["control_plane.connected_state"]; !has || streams > 0 {
+		v.streamsAt = time.Now()
+	} else if time.Since(v.streamsAt) > s.Limits.Ready {
+		return fmt.Errorf("the proxy has had no connection to Consul (xDS) since %s", v.streamsAt.Format(time.TimeOnly))
+	}
+	v.clusters.see(stats, "cluster_manager.cds")
+	v.listeners.see(stats, "listener_manager.lds")
+	switch rejects := "the proxy rejects %s that Consul has sent; its log says why"; {
+	case v.clusters.failing:
+		return fmt.Errorf(rejects, "clusters")
+	case v.listeners.failing:
+		return fmt.Errorf(rejects, "listeners")
+	}
+	return nil
+}
+
+// maxReason bounds a quoted reason, in characters.
+const maxReason = 500
+
+// maxAnswer bounds an answer of a proxy, in bytes.
+const maxAnswer = 1 << 20
+
+// ask makes a request to a proxy. An answer other than 200 is an error.
+func ask(client *http.Client, path string) (string, error) {
+	resp, err := client.Get("http://envoy" + path) //nolint:noctx // bounded, and it ends nothing
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("it answers %s: %.*s", resp.Status, maxReason, strings.TrimSpace(string(text)))
+	}
+	return string(text), err
 }

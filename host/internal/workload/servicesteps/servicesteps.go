@@ -146,8 +146,10 @@ type Service struct {
 	// files is held while the files of a running workload's service are checked or made again.
 	files sync.Mutex
 
-	// What keeps the service from being in order; the workload's lock guards it.
-	problems map[Activity]string
+	// What keeps the service from being in order, and its proxy; the workload's lock guards them.
+	problems   map[Activity]string
+	proxy      ProxyStatus
+	proxyEnded time.Time // the last time that its process ended
 }
 
 // New makes the services of a workload from their records; uid is the user that owns their files.
@@ -206,8 +208,8 @@ type Status struct {
 	Consul  string // the name of the agent's consul block
 	Port    int
 	// Of its token; empty and zero: none.
-	Accessor  string
-	ExpiresAt time.Time
+	Accessor  string    `proto:"token_accessor"`
+	ExpiresAt time.Time `proto:"token_expires_at"`
 	// Paths on the host; empty: none.
 	TokenFile, BootstrapFile string
 	// Of its proxy: ports, or paths of sockets; 0 and empty: none.
@@ -217,6 +219,7 @@ type Status struct {
 	Upstreams map[string]string
 	// Message says what keeps it from being in order: a renewal or a registration that fails, a proxy that is not ready.
 	Message string
+	Proxy   ProxyStatus
 }
 
 // Status returns the service's status; dir is the folder of the workload's secrets. The
@@ -224,7 +227,7 @@ type Status struct {
 func (s *Service) Status(dir string) Status {
 	st := Status{
 		Name: s.Name, ID: s.ID, ProxyID: s.ProxyID, Consul: s.Consul, Port: number(s.Service.Port),
-		Accessor: s.Token.Accessor, ExpiresAt: s.Token.ExpiresAt, AdminPort: s.AdminPort, ReadyPort: s.ReadyPort,
+		Accessor: s.Token.Accessor, ExpiresAt: s.Token.ExpiresAt, AdminPort: s.AdminPort, ReadyPort: s.ReadyPort, Proxy: s.proxy,
 	}
 	if s.TokenSum != "" {
 		st.TokenFile = filepath.Join(dir, s.Name, tokenFile)
