@@ -8,6 +8,8 @@ import (
 	"maps"
 	"os"
 	"os/signal"
+	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,7 +85,7 @@ type run struct {
 
 // newRun reads and checks everything that needs no agent.
 func newRun(c *call) (*run, error) {
-	path, command := c.args[0], c.args[1:]
+	file, command := c.args[0], c.args[1:]
 	spec, err := c.readWorkload()
 	if err != nil {
 		return nil, err
@@ -99,15 +101,10 @@ func newRun(c *call) (*run, error) {
 		}
 	}
 	if spec.GetExec().GetCommand() == "" && len(spec.GetSidecars()) == 0 {
-		return nil, Usage("%s has no exec and no sidecar block, and there is no command after --", path)
+		return nil, Usage("%s has no exec and no sidecar block, and there is no command after --", file)
 	}
-	r := &run{call: c, path: path, spec: spec}
-	if name := spec.GetExec().GetUser(); name != "" {
-		if r.user, err = launch.LookupUser(name); err != nil {
-			return nil, config.Problems{{File: path, Text: "exec: user: " + err.Error()}}
-		}
-	}
-	if err := r.readPrograms(path); err != nil {
+	r := &run{call: c, path: file, spec: spec}
+	if err := r.checkPrograms(); err != nil {
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
@@ -116,6 +113,22 @@ func newRun(c *call) (*run, error) {
 	}
 	c.Client, err = c.App.Client()
 	return r, err
+}
+
+// checkPrograms finds the users and the services of the programs, and checks that each can be run.
+func (r *run) checkPrograms() (err error) {
+	if name := r.spec.GetExec().GetUser(); name != "" {
+		if r.user, err = launch.LookupUser(name); err != nil {
+			return config.Problems{{File: r.path, Text: "exec: user: " + err.Error()}}
+		}
+	}
+	if err := r.readPrograms(r.path); err != nil {
+		return err
+	}
+	if failure := r.findPrograms(); failure != nil {
+		return Coded(failure.Code, failure)
+	}
+	return nil
 }
 
 // run goes through the phases: start, program, release. ctx is never cancelled: each
@@ -540,9 +553,9 @@ type sidecar struct {
 
 // readPrograms finds each sidecar's service and user, and checks that every variable of the
 // sidecars and the program will have a value.
-func (r *run) readPrograms(path string) error {
+func (r *run) readPrograms(file string) error {
 	var problems config.Problems
-	bad := func(err error) { problems = append(problems, config.Problem{File: path, Text: err.Error()}) }
+	bad := func(err error) { problems = append(problems, config.Problem{File: file, Text: err.Error()}) }
 	w := expected(r.spec)
 	if _, err := r.programPlan(w); err != nil {
 		bad(err)
@@ -561,6 +574,53 @@ func (r *run) readPrograms(path string) error {
 		return problems
 	}
 	return nil
+}
+
+// findPrograms returns an error if a program would not be found. One that a volume or a device may bring is not known
+// yet.
+func (r *run) findPrograms() *child.Error {
+	w := expected(r.spec)
+	look := func(plan child.Plan) *child.Error {
+		places := filepath.SplitList(variableOf(plan.Env, "PATH"))
+		if strings.Contains(plan.Command, "/") {
+			places = []string{plan.Command}
+		}
+		brought := len(r.spec.GetDevices()) > 0
+		for _, v := range r.spec.GetVolumes() {
+			brought = brought || slices.ContainsFunc(places, func(at string) bool {
+				at, err := filepath.Abs(at)
+				return err == nil && strings.HasPrefix(at+"/", path.Clean(v.GetDestination())+"/")
+			})
+		}
+		failure := (*child.Error)(nil)
+		if brought || os.Geteuid() != 0 || !errors.As(launch.Look(plan), &failure) {
+			return nil
+		}
+		return failure
+	}
+	if r.spec.GetExec().GetCommand() != "" {
+		plan, _ := r.programPlan(w) // readPrograms has had its errors
+		if failure := look(plan); failure != nil {
+			return failure
+		}
+	}
+	for _, c := range r.sidecars {
+		plan, _ := c.plan(w, 0, 0) // likewise
+		if failure := look(plan); failure != nil {
+			return &child.Error{Code: child.CodeNotRun, Text: fmt.Sprintf("sidecar %q: %s", c.service, failure.Text)}
+		}
+	}
+	return nil
+}
+
+// variableOf returns a variable of an environment.
+func variableOf(env []string, name string) string {
+	for _, kv := range env {
+		if value, ok := strings.CutPrefix(kv, name+"="); ok {
+			return value
+		}
+	}
+	return ""
 }
 
 // sidecar finds a sidecar's service: the one that it names, or the only one that has a

@@ -214,9 +214,12 @@ echo another > "$3.new" && mv "$3.new" "$3"; while ! grep -q another read; do sl
 	}
 }
 
+// A sidecar that is not there is found before anything is started, one that cannot be executed before the program is.
 func TestNoProgramWithoutItsSidecar(t *testing.T) {
 	testbin.RequireRoot(t, "sidecars of pannier workload run")
 	m, dir := startMeshed(t), t.TempDir()
+	broken := filepath.Join(dir, "broken")
+	check.NoError(t, os.WriteFile(broken, []byte("#!/no/such\n"), 0o755))
 	spec := filepath.Join(dir, "w.hcl")
 	text := fmt.Sprintf(`workload "w" {
   service "web" {
@@ -234,14 +237,16 @@ func TestNoProgramWithoutItsSidecar(t *testing.T) {
   }
 }
 `, filepath.Join(dir, "ran"))
-	check.NoError(t, os.WriteFile(spec, []byte(text), 0o644))
-	cmd, out := runSpec(t, m.fake, spec, nil, nil)
-	wait(t, cmd, out, 125)
-	if !strings.Contains(out.String(), `error: sidecar "web": command "no-such-proxy" not found`) {
-		t.Errorf("output:\n%s", out)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "ran")); err == nil || m.stopped() != 1 {
-		t.Errorf("the program ran, or there were %d stops", m.stopped())
+	for stops, command := range []string{"no-such-proxy", broken} {
+		check.NoError(t, os.WriteFile(spec, []byte(strings.Replace(text, "no-such-proxy", command, 1)), 0o644))
+		cmd, out := runSpec(t, m.fake, spec, nil, nil)
+		wait(t, cmd, out, 125)
+		if !strings.Contains(out.String(), fmt.Sprintf("error: sidecar \"web\": command %q not found", command)) {
+			t.Errorf("output:\n%s", out)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "ran")); err == nil || m.stopped() != stops {
+			t.Errorf("the program ran, or there were %d stops, want %d", m.stopped(), stops)
+		}
 	}
 }
 

@@ -130,6 +130,11 @@ func validateWorkload(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) e
 	if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
 		c.Note("%s has no mistake in itself; the rest needs an agent", c.args[0])
 	}
+	if err == nil {
+		if missing := (&run{call: c, path: c.args[0], spec: spec}).checkPrograms(); missing != nil {
+			resp.Problems = append(resp.GetProblems(), missing.Error())
+		}
+	}
 	if len(resp.GetProblems()) > 0 {
 		return problems(c, resp.GetProblems(), "workload %q cannot be started on node %q", spec.GetId(), resp.GetNode())
 	}

@@ -53,6 +53,16 @@ func startIn(namespace *os.File, plan child.Plan) (*Process, *output, error) {
 	return p, out, err
 }
 
+// Look returns an *Error if the program of a plan is not there, or its user may not execute it. It runs nothing.
+func Look(plan child.Plan) error {
+	plan.Look = true
+	p, err := start(plan, &exec.Cmd{Stderr: os.Stderr, SysProcAttr: &syscall.SysProcAttr{}})
+	if err == nil {
+		err = p.Go()
+	}
+	return err
+}
+
 // start runs a child and sends it its plan. cmd has what differs between children.
 func start(plan child.Plan, cmd *exec.Cmd) (*Process, error) {
 	plan.Parent = os.Getpid()

@@ -100,7 +100,7 @@ func awaitPID(t *testing.T, path string) (pid int) {
 
 // Each end that nobody has asked for is reported with the last line of output, without what Envoy writes before it.
 func TestEndsAreReportedWithTheLastLine(t *testing.T) {
-	p, s, n := beside(t, script("sleep 1000"))
+	p, s, n := beside(t, script("exec sleep 1000"))
 	check.NoError(t, s.Start(t.Context(), always(script("echo one; echo '[2026-11-29 11:58:01.123][1][critical][main] "+
 		"[a.cc:1] no such flag' >&2; echo; exit 3"))))
 	check.NoError(t, p.Go())

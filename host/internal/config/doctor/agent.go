@@ -137,13 +137,11 @@ func (p *Patient) drivers(ctx context.Context) []Finding {
 
 // leftovers are mounts without a journal's record, and records without their mount.
 func (p *Patient) leftovers(ctx context.Context) []Finding {
-	var problems []Finding
+	workloads, problems := p.workloads(ctx)
 	for _, path := range p.status.GetLeftovers() {
 		problems = append(problems, one(Warn, path+" belongs to no workload that the agent knows",
 			"findmnt -R "+path+"  # then unmount it, or move it away")...)
 	}
-	workloads, unlisted := p.workloads(ctx)
-	problems = append(problems, unlisted...)
 	for _, w := range workloads {
 		if w.GetNode() != p.status.GetName() || w.GetState() != "running" {
 			continue

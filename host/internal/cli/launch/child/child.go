@@ -73,7 +73,10 @@ func follow(orders *json.Decoder, reports *json.Encoder) error {
 
 // enterNamespace creates the plan's mount namespace, or joins an existing one.
 func enterNamespace(plan Plan) error {
-	if plan.Join {
+	switch {
+	case plan.Look:
+		return nil
+	case plan.Join:
 		return join(namespaceFD)
 	}
 	if err := bindAll(plan.Mounts, plan.VolumesDir); err != nil {
@@ -124,7 +127,14 @@ func execProgram(plan Plan) error {
 		return fmt.Errorf("the parent has ended")
 	}
 	file, err := lookPath(plan.Command, plan.Env)
-	if err == nil {
+	switch {
+	case err != nil:
+	case plan.Look:
+		if err = unix.Access(file, unix.X_OK); err == nil {
+			os.Exit(0)
+		}
+		err = &fs.PathError{Op: "exec", Path: file, Err: err}
+	default:
 		err = &fs.PathError{
 			Op: "exec", Path: file,
 			Err: syscall.Exec(file, append([]string{plan.Command}, plan.Args...), plan.Env),

@@ -5,6 +5,8 @@ type Plan struct {
 	// Join says that the child enters the given mount namespace, where everything is bound already. The parent sets it.
 	Join   bool    `json:"join,omitempty"`
 	Mounts []Mount `json:"mounts"`
+	// Look says that the child binds nothing and, in place of executing the program, only finds it. The parent sets it.
+	Look bool `json:"look,omitempty"`
 	// VolumesDir is where the host mounts all volumes. The namespace's copies of these mounts are unmounted. Empty:
 	// there are none.
 	VolumesDir string `json:"volumes_dir,omitempty"`
