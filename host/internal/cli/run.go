@@ -581,9 +581,11 @@ func (r *run) readPrograms(file string) error {
 func (r *run) findPrograms() *child.Error {
 	w := expected(r.spec)
 	look := func(plan child.Plan) *child.Error {
-		places := filepath.SplitList(variableOf(plan.Env, "PATH"))
-		if strings.Contains(plan.Command, "/") {
-			places = []string{plan.Command}
+		places := []string{plan.Command}
+		for _, kv := range plan.Env {
+			if dirs, is := strings.CutPrefix(kv, "PATH="); is && !strings.Contains(plan.Command, "/") {
+				places = filepath.SplitList(dirs)
+			}
 		}
 		brought := len(r.spec.GetDevices()) > 0
 		for _, v := range r.spec.GetVolumes() {
@@ -611,16 +613,6 @@ func (r *run) findPrograms() *child.Error {
 		}
 	}
 	return nil
-}
-
-// variableOf returns a variable of an environment.
-func variableOf(env []string, name string) string {
-	for _, kv := range env {
-		if value, ok := strings.CutPrefix(kv, name+"="); ok {
-			return value
-		}
-	}
-	return ""
 }
 
 // sidecar finds a sidecar's service: the one that it names, or the only one that has a
