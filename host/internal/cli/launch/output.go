@@ -8,22 +8,27 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/cli/launch/child"
 )
 
-// maxLine bounds the last line that is kept of a program's output, in bytes.
+// maxLine bounds the line that is kept of a program's output, in bytes.
 const maxLine = 300
 
-// output passes a program's output on to standard error and keeps its last line.
+// anError is in a line that is kept for a second: the last lines of Envoy are often its usage, or "exiting".
+var anError = regexp.MustCompile(`(?i)\b(error|critical|fatal|panic)\b`)
+
+// output passes a program's output on to standard error and keeps its last line, or the last that reports an error.
 type output struct {
 	ended chan struct{} // closed when nobody has the pipe any more
 
-	mu   sync.Mutex
-	line []byte // the last one, which may still grow
-	full bool   // it has ended
+	mu      sync.Mutex
+	part    []byte // of a line that has not ended
+	line    string
+	errorAt time.Time // when the last error came
 }
 
 // newOutput returns an output and the pipe for the program, which the program's user may open: Envoy does, for the path
@@ -56,25 +61,34 @@ func (o *output) Write(text []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for line := range bytes.Lines(text) {
-		if len(bytes.TrimSpace(line)) == 0 {
-			o.full = true
-			continue
+		o.part = append(o.part, line[:min(len(line), maxLine-len(o.part))]...)
+		if bytes.HasSuffix(line, []byte("\n")) {
+			o.end()
 		}
-		if o.full {
-			o.line = o.line[:0]
-		}
-		o.line = append(o.line, line[:min(len(line), maxLine-len(o.line))]...)
-		o.full = bytes.HasSuffix(line, []byte("\n"))
 	}
 	return len(text), nil
+}
+
+// end ends a line. o.mu is held.
+func (o *output) end() {
+	line := strings.TrimSpace(string(o.part))
+	o.part = o.part[:0]
+	failed := anError.MatchString(line)
+	if line != "" && (failed || time.Since(o.errorAt) > time.Second) {
+		o.line = line
+	}
+	if failed {
+		o.errorAt = time.Now()
+	}
 }
 
 // logPrefix is what Envoy writes before each message: the time, the thread and where it is in the source.
 var logPrefix = regexp.MustCompile(`^(\[[^\]]*\] ?)+`)
 
-// last returns the last line; it is whole when the program, and what that has started, have ended.
+// last returns the line; it is the last one if the program, and what that has started, have ended.
 func (o *output) last() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return strings.ToValidUTF8(strings.TrimSpace(logPrefix.ReplaceAllString(string(o.line), "")), "")
+	o.end()
+	return strings.ToValidUTF8(strings.TrimSpace(logPrefix.ReplaceAllString(o.line, "")), "")
 }

@@ -1,6 +1,7 @@
 package servicesteps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,12 +96,16 @@ func (s *Steps) WatchProxy(ctx context.Context, svc *Service, expected bool) {
 		_, err := ask(v.ready, "/ready")
 		if err == nil {
 			v.readyAt, expected = time.Now(), true
-			err = s.inOrder(&v)
-		} else if !expected || time.Since(v.readyAt) < s.Limits.Ready {
+		}
+		trouble := s.trouble(&v)
+		switch {
+		case err == nil:
+			err = trouble
+		case !expected || time.Since(v.readyAt) < s.Limits.Ready:
 			continue
-		} else {
+		default:
 			err = fmt.Errorf("the proxy has not been ready since %s: %w", v.readyAt.Format(time.TimeOnly),
-				svc.endAfter(v.readyAt, err))
+				cmp.Or(trouble, svc.endAfter(v.readyAt), err))
 		}
 		if ctx.Err() != nil {
 			return
@@ -122,9 +127,8 @@ func (s *Steps) setProxy(svc *Service, is ProxyState) {
 	})
 }
 
-// endAfter returns how the proxy's process ended after a time, or another error if it did not.
-func (s *Service) endAfter(at time.Time, other error) (err error) {
-	err = other
+// endAfter returns how the proxy's process ended after a time; nil: it did not.
+func (s *Service) endAfter(at time.Time) (err error) {
 	s.workload.View(func() {
 		if s.proxyEnded.After(at) {
 			err = errors.New(s.proxy.LastExit)
@@ -133,8 +137,8 @@ func (s *Service) endAfter(at time.Time, other error) (err error) {
 	return err
 }
 
-// inOrder returns why a proxy that is ready is failing, by its admin API.
-func (s *Steps) inOrder(v *proxyView) error {
+// trouble returns why a proxy that runs is failing, by its admin API.
+func (s *Steps) trouble(v *proxyView) error {
 	text, err := ask(v.admin, "/stats?filter="+url.QueryEscape(`(lds|cds)\.update_(rejected|success)|connected_state`))
 	if err != nil {
 		return nil //nolint:nilerr // it is no Envoy, or a moment in which one takes over from another
