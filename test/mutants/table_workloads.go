@@ -129,10 +129,45 @@ var workloads = []mutant{
 	},
 	{
 		name: "proxy-away-unseen", promise: "a proxy that is not ready is reported",
-		in: "host/internal/workload/servicesteps", decl: "Steps.WatchProxy",
-		old: "			if resp.StatusCode == http.StatusOK {\n",
-		new: "			if resp.StatusCode > 0 {\n",
+		in: "host/internal/workload/servicesteps", decl: "ask",
+		old: "	if err == nil && resp.StatusCode != http.StatusOK {\n",
+		new: "	if err == nil && resp.StatusCode == 0 {\n",
 		pkg: workloadPkg, run: "^TestAProxyThatIsNotReady$",
+	},
+	{
+		name: "proxy-rejection-unseen", promise: "what an Envoy rejects is reported",
+		in: "host/internal/workload/servicesteps", decl: "updates.see",
+		old: "		u.failing = rejected > u.rejected\n",
+		new: "		u.failing = rejected > u.rejected && accepted == 0\n",
+		pkg: workloadPkg, run: "^TestAProxyInTrouble$",
+	},
+	{
+		name: "proxy-ports-of-consul-shared", promise: "a port on which an Envoy listens is its workload's, whoever has named it",
+		in: "host/internal/workload/servicesteps", decl: "Steps.holdListeners",
+		old: "		if taken != nil {\n",
+		new: "		if taken != nil && added {\n",
+		pkg: workloadPkg, run: "^TestPortsThatConsulNames$",
+	},
+	{
+		name: "retries-unsaid", promise: "a step that is tried again says why",
+		in: "host/internal/workload/step", decl: "Backoff.Retry",
+		old: "				note(err)\n",
+		new: "				note(nil)\n",
+		pkg: workloadPkg, run: "^TestAStepThatRetriesSaysWhy$",
+	},
+	{
+		name: "end-unsaid", promise: "the end of a sidecar is reported with its last line of output",
+		in: "host/internal/cli/launch", decl: "output.end",
+		old: "line != \"\" && (failed || time.Since(o.errorAt) > time.Second)",
+		new: "line != \"\"",
+		pkg: launchPkg, run: "^TestEndsAreReportedWithTheLastLine$",
+	},
+	{
+		name: "missing-program-late", promise: "a program that is not there is found before anything is started",
+		in: "host/internal/cli", decl: "run.readPrograms",
+		old: "	if failure := r.findPrograms(); failure != nil {\n",
+		new: "	if failure := r.findPrograms(); failure != nil && failure.Code == 0 {\n",
+		pkg: "./host/internal/cli", run: "^TestNoProgramWithoutItsSidecar$",
 	},
 	{
 		name: "intentions-left", promise: "what a service has said about its callers is taken back when it ends",
@@ -269,7 +304,7 @@ var workloads = []mutant{
 	{
 		name: "check-takes-ports", promise: "a check of a workload takes nothing",
 		in: "host/internal/workload", decl: "Manager.checkNew",
-		old: "	m.Ports.Release(portHolder(spec.WorkloadRef))\n",
+		old: "	m.Ports.Release(servicesteps.PortHolder(spec.WorkloadRef))\n",
 		new: "",
 		pkg: "./host/internal/apiserver", run: "^TestCheckWorkload$",
 	},
@@ -433,8 +468,8 @@ var workloads = []mutant{
 	{
 		name: "foreign-process-named", promise: "a stop kills no process that its workload's owner did not start",
 		in: "host/internal/workload", decl: "instance.mayName",
-		old: "	if owner != caller {\n",
-		new: "	if owner != caller || owner > 0 {\n		return nil\n	}\n	if owner != caller {\n",
+		old: "err != nil || owner == 0 {\n",
+		new: "err != nil || owner >= 0 {\n",
 		pkg: apiserverPkg, run: "^TestOnlyTheOwnerNamesItsProcess$",
 	},
 	{

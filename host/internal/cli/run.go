@@ -104,7 +104,7 @@ func newRun(c *call) (*run, error) {
 		return nil, Usage("%s has no exec and no sidecar block, and there is no command after --", file)
 	}
 	r := &run{call: c, path: file, spec: spec}
-	if err := r.checkPrograms(); err != nil {
+	if err := r.readPrograms(); err != nil {
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
@@ -113,22 +113,6 @@ func newRun(c *call) (*run, error) {
 	}
 	c.Client, err = c.App.Client()
 	return r, err
-}
-
-// checkPrograms finds the users and the services of the programs, and checks that each can be run.
-func (r *run) checkPrograms() (err error) {
-	if name := r.spec.GetExec().GetUser(); name != "" {
-		if r.user, err = launch.LookupUser(name); err != nil {
-			return config.Problems{{File: r.path, Text: "exec: user: " + err.Error()}}
-		}
-	}
-	if err := r.readPrograms(r.path); err != nil {
-		return err
-	}
-	if failure := r.findPrograms(); failure != nil {
-		return Coded(failure.Code, failure)
-	}
-	return nil
 }
 
 // run goes through the phases: start, program, release. ctx is never cancelled: each
@@ -551,11 +535,16 @@ type sidecar struct {
 	user    *child.User
 }
 
-// readPrograms finds each sidecar's service and user, and checks that every variable of the
-// sidecars and the program will have a value.
-func (r *run) readPrograms(file string) error {
+// readPrograms finds the programs' users and each sidecar's service, and checks that every variable will have a value
+// and that each program is there.
+func (r *run) readPrograms() (err error) {
 	var problems config.Problems
-	bad := func(err error) { problems = append(problems, config.Problem{File: file, Text: err.Error()}) }
+	bad := func(err error) { problems = append(problems, config.Problem{File: r.path, Text: err.Error()}) }
+	if name := r.spec.GetExec().GetUser(); name != "" {
+		if r.user, err = launch.LookupUser(name); err != nil {
+			bad(fmt.Errorf("exec: user: %w", err))
+		}
+	}
 	w := expected(r.spec)
 	if _, err := r.programPlan(w); err != nil {
 		bad(err)
@@ -572,6 +561,9 @@ func (r *run) readPrograms(file string) error {
 	}
 	if len(problems) > 0 {
 		return problems
+	}
+	if failure := r.findPrograms(); failure != nil {
+		return Coded(failure.Code, failure)
 	}
 	return nil
 }

@@ -131,7 +131,7 @@ func validateWorkload(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) e
 		c.Note("%s has no mistake in itself; the rest needs an agent", c.args[0])
 	}
 	if err == nil {
-		if missing := (&run{call: c, path: c.args[0], spec: spec}).checkPrograms(); missing != nil {
+		if missing := (&run{call: c, path: c.args[0], spec: spec}).readPrograms(); missing != nil {
 			resp.Problems = append(resp.GetProblems(), missing.Error())
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 )
 
@@ -64,6 +65,6 @@ func (m *Manager) checkNew(spec Spec) (State, error) {
 	}
 	rec := record{Spec: spec}
 	_, err := m.resolve(&rec)
-	m.Ports.Release(portHolder(spec.WorkloadRef))
+	m.Ports.Release(servicesteps.PortHolder(spec.WorkloadRef))
 	return "", err
 }

@@ -120,6 +120,7 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 		}, []string{"step", "direction", "result"}),
 		services: &servicesteps.Steps{
 			Node: node, Datacenter: deps.Datacenter, Tokens: deps.Tokens, Services: deps.Services, SecretsDir: deps.SecretsDir,
+			Ports:           deps.Ports,
 			IdentityTimeout: deps.IdentityTimeout, Events: deps.Events, Log: log, Limits: servicesteps.DefaultLimits,
 		},
 	}

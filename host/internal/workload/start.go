@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
@@ -116,7 +117,7 @@ func (m *Manager) begin(spec Spec, opts Options, span trace.Span) (i *instance, 
 		return nil, 0, fmt.Errorf("workload %q: node %q: %w: %s", spec.WorkloadRef, m.Node, claim.ErrIneligible, m.draining)
 	}
 	if i, err = m.make(spec, opts); err != nil {
-		m.Ports.Release(portHolder(spec.WorkloadRef))
+		m.Ports.Release(servicesteps.PortHolder(spec.WorkloadRef))
 		return nil, 0, err
 	}
 	i.caller.SetToken(opts.Token)
@@ -218,7 +219,7 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 		return false, nil
 	}
 	want = append(want, listeners(spec)...)
-	got, err := m.Ports.Take(portHolder(spec.WorkloadRef), want...)
+	got, err := m.Ports.Take(servicesteps.PortHolder(spec.WorkloadRef), want...)
 	if err != nil {
 		return false, fmt.Errorf("workload %q: %w", spec.WorkloadRef, err)
 	}
@@ -326,9 +327,6 @@ func bindsOnly(p *service.GatewayProxy, port string) bool {
 	}
 	return p.EnvoyGatewayNoDefaultBind
 }
-
-// portHolder names a workload to those whose request for its ports is refused.
-func portHolder(ref claim.WorkloadRef) string { return fmt.Sprintf("workload %q", ref) }
 
 // awaitReleased waits until nothing is left of an earlier run, and reports what that waits for.
 func (m *Manager) awaitReleased(ctx context.Context, i *instance, progress func(Step)) error {

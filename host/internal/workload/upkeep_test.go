@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -421,5 +422,56 @@ func TestAProxyInTrouble(t *testing.T) {
 	say(1, 2, 1, 3, 0)
 	is(servicesteps.ProxyFailing, "no connection to Consul")
 	h.stop(t, "w")
+	h.clean(t)
+}
+
+// A port on which an Envoy listens is its workload's, though no spec names it; one that another workload has is reported.
+func TestPortsThatConsulNames(t *testing.T) {
+	h := newHost(t)
+	h.services.Limits.Ready = 50 * time.Millisecond
+	free := freePorts(t, 2)
+	on := func(id string, port int) Spec {
+		s := spec(id)
+		s.Ports = []specs.Port{{Label: "p", Static: port}}
+		return s
+	}
+	h.start(t, on("x", free[0]))
+	st := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
+	var listeners atomic.Value
+	listen := func(numbers ...int) {
+		text := `{"listener_statuses": [{"name": "s", "local_address": {"pipe": {"path": "/s"}}}`
+		for _, p := range numbers {
+			text += fmt.Sprintf(`, {"name": "l", "local_address": {"socket_address": {"address": "0.0.0.0", "port_value": %d}}}`, p)
+		}
+		listeners.Store(text + "]}")
+	}
+	listen(free...)
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/listeners" {
+			_, _ = io.WriteString(w, listeners.Load().(string))
+		}
+	})}
+	defer server.Close()
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	for _, socket := range []string{st.ReadySocket, st.AdminSocket} {
+		listener := check.Must(net.Listen("unix", socket))(t)
+		serving.Go(func() { _ = server.Serve(listener) })
+		defer listener.Close()
+	}
+	h.eventually(t, "w", "in conflict", func(w Workload) bool {
+		return w.Services[0].Proxy.State == servicesteps.ProxyFailing && strings.HasSuffix(w.Message, fmt.Sprintf(
+			`its listener "l" gets connections of another workload: the port is taken: %d is held by workload "x"`, free[0]))
+	})
+	if _, err := h.Start(t.Context(), on("y", free[1]), Options{}); !errors.Is(err, ports.ErrTaken) ||
+		!strings.Contains(err.Error(), `held by workload "w"`) {
+		t.Errorf("a port on which the proxy of another workload listens: %v", err)
+	}
+	listen()
+	h.eventuallyWell(t, "w")
+	h.start(t, on("y", free[1]))
+	for _, id := range []string{"w", "x", "y"} {
+		h.stop(t, id)
+	}
 	h.clean(t)
 }

@@ -12,6 +12,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/envoy"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // rejectedListener is one of a service's own that Consul passes on and Envoy rejects: it leads nowhere.
@@ -37,8 +38,10 @@ func TestMeshProxyInTrouble(t *testing.T) {
 	check.NoError(t, err)
 	check.NoError(t, os.WriteFile(dir+"/envoy", text, 0o755)) // the workload's user does not reach the cache
 	const flags = "--disable-hot-restart --concurrency 1"
+	static := fmt.Sprintf("config {\n  envoy_extra_static_listeners_json = %q\n}",
+		envoy.Static(testhost.FreeAddress(t, "127.0.0.1"), "hello"))
 	cases := map[string]struct{ config, script, state, message, exit string }{
-		"well": {"", "exec $E -c $0 " + flags, "ready", "", ""},
+		"well": {static, "exec $E -c $0 " + flags, "ready", "", ""},
 		"flag": {
 			"", "exec $E -c $0 --no-such-flag", "failing", "the proxy has not been ready since",
 			"it ended with exit code 1: PARSE ERROR: Argument: --no-such-flag",
@@ -51,14 +54,18 @@ func TestMeshProxyInTrouble(t *testing.T) {
 			"", "sed 's/\"port_value\": *[0-9]*/\"port_value\": 1/' $0 >b && exec $E -c b " + flags, "failing",
 			"the proxy has had no connection to Consul (xDS) since", "",
 		},
+		"shared": {
+			static, "exec $E -c $0 " + flags, "failing",
+			`its listener "static" gets connections of another workload: the port is taken: `, "",
+		},
 		"rejected": {
 			rejectedListener, "exec $E -c $0 " + flags, "failing", "the proxy rejects listeners that Consul has sent", "",
 		},
 	}
 	outputs := map[string]*check.Buffer{}
-	for id, c := range cases {
-		script := "cd " + dir + "; mkdir -p " + id + "; cd " + id + "; E=../envoy; " + c.script
-		cmd := m.Command("workload", "run", m.meshWorkload(id, sidecarService(id, c.config)+fmt.Sprintf(`
+	start := func(id, config, script string) {
+		script = "cd " + dir + "; mkdir -p " + id + "; cd " + id + "; E=../envoy; " + script
+		cmd := m.Command("workload", "run", m.meshWorkload(id, sidecarService(id, config)+fmt.Sprintf(`
   exec {
     command = "sleep"
     args    = ["600"]
@@ -75,7 +82,8 @@ func TestMeshProxyInTrouble(t *testing.T) {
 			_ = cmd.Wait()
 		})
 	}
-	for id, c := range cases {
+	await := func(id string) {
+		c := cases[id]
 		m.Eventually("the state of the proxy of "+id, func() error {
 			got, err := m.Client().Workloads.GetWorkload(t.Context(), &hostv1.GetWorkloadRequest{Id: id})
 			if err != nil {
@@ -89,5 +97,15 @@ func TestMeshProxyInTrouble(t *testing.T) {
 			}
 			return nil
 		})
+	}
+	start("well", cases["well"].config, cases["well"].script)
+	await("well") // it has the port first
+	for id, c := range cases {
+		if id != "well" {
+			start(id, c.config, c.script)
+		}
+	}
+	for id := range cases {
+		await(id)
 	}
 }

@@ -108,13 +108,27 @@ func (a *Allocator) Restore(holder string, ports ...int) error {
 	return nil
 }
 
-// RestoreListener is Restore for a port on one address. It does nothing where another holder has the port.
-func (a *Allocator) RestoreListener(holder, address string, port int) {
+// HoldListener allocates a port on one address to a holder whose proxy may listen there already; added: the holder did
+// not have it. ErrTaken: another holder has it.
+func (a *Allocator) HoldListener(holder, address string, port int) (added bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if _, taken := a.held(port, address); !taken {
+	switch h, taken := a.held(port, address); {
+	case !taken:
 		a.give(port, hold{holder, address})
+		return true, nil
+	case h != holder:
+		return false, heldError(port, h)
 	}
+	return false, nil
+}
+
+// Holds reports whether a holder has a static port.
+func (a *Allocator) Holds(holder string, r Request) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h, taken := a.held(r.Static, r.Address)
+	return taken && h == holder
 }
 
 // Release frees all ports of a holder. It does nothing if there are none.

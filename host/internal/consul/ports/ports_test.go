@@ -158,8 +158,18 @@ func TestListeners(t *testing.T) {
 		t.Errorf("one listener twice: %v", err)
 	}
 	a.Release("a")
-	a.RestoreListener("d", "127.0.0.1", first)
-	a.RestoreListener("e", "127.0.0.1", first) // d has it
+	for _, c := range []struct {
+		holder string
+		added  bool
+		err    error
+	}{{"d", true, nil}, {"d", false, nil}, {"e", false, ErrTaken}} {
+		if added, err := a.HoldListener(c.holder, "127.0.0.1", first); added != c.added || !errors.Is(err, c.err) {
+			t.Errorf("%s: %v, %v", c.holder, added, err)
+		}
+	}
+	if !a.Holds("d", on("127.0.0.1")) || a.Holds("e", on("127.0.0.1")) || a.Holds("d", on("127.0.0.9")) {
+		t.Error("another holder has it")
+	}
 	a.Release("d")
 	if _, err := a.Take("a", on("127.0.0.1")); err != nil {
 		t.Errorf("after its release: %v", err)

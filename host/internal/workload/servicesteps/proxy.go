@@ -3,16 +3,20 @@ package servicesteps
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
@@ -51,6 +55,7 @@ type proxyView struct {
 	ready, admin        *http.Client
 	readyAt, streamsAt  time.Time // when it was that last
 	listeners, clusters updates
+	held                []ports.Request // the ports that are held for it beside those of the spec
 }
 
 // updates are counters of what Envoy did with what Consul has sent.
@@ -97,7 +102,7 @@ func (s *Steps) WatchProxy(ctx context.Context, svc *Service, expected bool) {
 		if err == nil {
 			v.readyAt, expected = time.Now(), true
 		}
-		trouble := s.trouble(&v)
+		trouble := cmp.Or(s.trouble(&v), s.holdListeners(svc, &v))
 		switch {
 		case err == nil:
 			err = trouble
@@ -162,6 +167,49 @@ func (s *Steps) trouble(v *proxyView) error {
 		return fmt.Errorf(rejects, "listeners")
 	}
 	return nil
+}
+
+// PortHolder names a workload to those whose request for its ports is refused.
+func PortHolder(ref claim.WorkloadRef) string { return fmt.Sprintf("workload %q", ref) }
+
+// holdListeners makes the ports on which the proxy listens the workload's, whoever has named them: the spec, the
+// proxy-defaults, the listeners of an API gateway. It returns an error if another workload has one: Envoys share it.
+func (s *Steps) holdListeners(svc *Service, v *proxyView) error {
+	text, err := ask(v.admin, "/listeners?format=json")
+	var is struct {
+		Listeners []struct {
+			Name    string `json:"name"`
+			Address struct {
+				Socket struct {
+					Address string `json:"address"`
+					Port    int    `json:"port_value"`
+				} `json:"socket_address"`
+			} `json:"local_address"`
+		} `json:"listener_statuses"`
+	}
+	if err != nil || json.Unmarshal([]byte(text), &is) != nil {
+		return nil //nolint:nilerr // as in trouble
+	}
+	holder := PortHolder(svc.workload.Ref())
+	before := v.held
+	v.held = nil
+	for _, l := range is.Listeners {
+		r := ports.Request{Label: l.Name, Static: l.Address.Socket.Port, Address: l.Address.Socket.Address}
+		if r.Static == 0 {
+			continue // a socket of the file system
+		}
+		added, taken := s.Ports.HoldListener(holder, r.Address, r.Static)
+		if added || slices.Contains(before, r) {
+			v.held = append(v.held, r)
+		}
+		if taken != nil {
+			err = cmp.Or(err, fmt.Errorf("its listener %q gets connections of another workload: %w", l.Name, taken))
+		}
+	}
+	s.Ports.ReleaseListeners(holder, slices.DeleteFunc(before, func(r ports.Request) bool {
+		return slices.Contains(v.held, r)
+	})...)
+	return err
 }
 
 // maxReason bounds a quoted reason, in characters.

@@ -25,6 +25,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/step"
@@ -81,6 +82,7 @@ type Steps struct {
 	Tokens     Tokens
 	Services   Services
 	SecretsDir *secretsdir.Dir
+	Ports      *ports.Allocator
 	// IdentityTimeout overrides Limits.Identity, by the name of the agent's consul block.
 	IdentityTimeout map[string]time.Duration
 	Events          *events.Bus
