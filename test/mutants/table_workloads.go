@@ -305,7 +305,7 @@ var workloads = []mutant{
 		name: "check-takes-ports", promise: "a check of a workload takes nothing",
 		in: "host/internal/workload", decl: "Manager.checkNew",
 		old: "	m.Ports.Release(servicesteps.PortHolder(spec.WorkloadRef))\n",
-		new: "",
+		new: "	_ = servicesteps.PortHolder\n",
 		pkg: "./host/internal/apiserver", run: "^TestCheckWorkload$",
 	},
 	{

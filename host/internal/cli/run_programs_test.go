@@ -335,7 +335,7 @@ func TestVariablesOfProgramsAreChecked(t *testing.T) {
 			{Command: []string{"envoy"}, User: "no-such-user"},
 		},
 	}
-	err := (&run{spec: spec}).readPrograms("w.hcl")
+	err := (&run{path: "w.hcl", spec: spec}).readPrograms()
 	for _, want := range []string{
 		"w.hcl: exec: args[0]: unknown variable ${port.htp}; known are ${bootstrap}, ${node.name}, ${port.http}, ${proxy_id}, ${secrets_dir}, ${workload.id}",
 		`w.hcl: sidecar "a": env: A: unknown variable ${token}`,
@@ -360,13 +360,13 @@ func TestSettlingASidecar(t *testing.T) {
 		{"", "", "", ""}, {"", "", "3", "3"}, {"", "2", "3", "2"}, {"1", "2", "3", "1"},
 	} {
 		r := &run{spec: &hostv1.WorkloadSpec{
-			Id: "w", User: c.workload, Exec: &hostv1.Exec{Command: "x"}, Services: services,
-			Sidecars: []*hostv1.Sidecar{{Command: []string{"x"}, User: c.own}},
+			Id: "w", User: c.workload, Exec: &hostv1.Exec{Command: "true"}, Services: services,
+			Sidecars: []*hostv1.Sidecar{{Command: []string{"true"}, User: c.own}},
 		}}
 		if c.exec != "" {
 			r.user = &child.User{UID: 3}
 		}
-		check.NoError(t, r.readPrograms("w.hcl"))
+		check.NoError(t, r.readPrograms())
 		got := ""
 		if u := r.sidecars[0].user; u != nil {
 			got = strconv.Itoa(u.UID)
