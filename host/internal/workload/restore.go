@@ -155,7 +155,8 @@ func (m *Manager) restorePortsAndSecrets(found []*record) error {
 	}
 	for _, rec := range found {
 		for _, l := range listeners(&rec.Spec) {
-			_, _ = m.Ports.HoldListener(servicesteps.PortHolder(rec.Spec.WorkloadRef), l.Address, l.Static) // reported if its proxy listens
+			// If another workload has it, that is reported when the proxy listens.
+			_, _ = m.Ports.HoldListener(servicesteps.PortHolder(rec.Spec.WorkloadRef), l.Address, l.Static)
 		}
 	}
 	removed, err := m.SecretsDir.Sweep(func(p secretsdir.Place) bool {

@@ -372,7 +372,8 @@ func TestAProxyInTrouble(t *testing.T) {
 	is := func(state servicesteps.ProxyState, message string) Workload {
 		t.Helper()
 		return h.eventually(t, "w", string(state), func(w Workload) bool {
-			return w.Services[0].Proxy.State == state && strings.Contains(w.Message, message) && (w.Message == "") == (message == "")
+			return w.Services[0].Proxy.State == state && strings.Contains(w.Message, message) &&
+				(w.Message == "") == (message == "")
 		})
 	}
 	if st.Proxy.State != servicesteps.ProxyStarting {
@@ -380,7 +381,8 @@ func TestAProxyInTrouble(t *testing.T) {
 	}
 	check.NoError(t, h.ProxyEnded(ref("w"), 0, "web", 2, "it ended with exit code 1: no such flag"))
 	w := is(servicesteps.ProxyFailing, `service "web": the proxy has not been ready since`)
-	if p := w.Services[0].Proxy; p.Restarts != 2 || p.Since.IsZero() || !strings.HasSuffix(w.Message, "exit code 1: no such flag") {
+	if p := w.Services[0].Proxy; p.Restarts != 2 || p.Since.IsZero() ||
+		!strings.HasSuffix(w.Message, "exit code 1: no such flag") {
 		t.Errorf("its state is %+v: %s", p, w.Message)
 	}
 	if err := h.ProxyEnded(ref("w"), 1, "web", 3, "x"); !errors.Is(err, ErrNotOwner) {
@@ -408,7 +410,7 @@ func TestAProxyInTrouble(t *testing.T) {
 		})}
 		listener := check.Must(net.Listen("unix", socket))(t)
 		serving.Go(func() { _ = server.Serve(listener) })
-		defer server.Close()
+		t.Cleanup(func() { _ = server.Close() })
 	}
 	is(servicesteps.ProxyReady, "")
 	say(1, 1, 0, 1, 1)
@@ -425,7 +427,8 @@ func TestAProxyInTrouble(t *testing.T) {
 	h.clean(t)
 }
 
-// A port on which an Envoy listens is its workload's, though no spec names it; one that another workload has is reported.
+// A port on which an Envoy listens is its workload's, though no spec names it. One that another workload has is
+// reported.
 func TestPortsThatConsulNames(t *testing.T) {
 	h := newHost(t)
 	h.services.Limits.Ready = 50 * time.Millisecond
@@ -457,7 +460,7 @@ func TestPortsThatConsulNames(t *testing.T) {
 	for _, socket := range []string{st.ReadySocket, st.AdminSocket} {
 		listener := check.Must(net.Listen("unix", socket))(t)
 		serving.Go(func() { _ = server.Serve(listener) })
-		defer listener.Close()
+		t.Cleanup(func() { _ = listener.Close() })
 	}
 	h.eventually(t, "w", "in conflict", func(w Workload) bool {
 		return w.Services[0].Proxy.State == servicesteps.ProxyFailing && strings.HasSuffix(w.Message, fmt.Sprintf(

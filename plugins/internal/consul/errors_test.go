@@ -68,7 +68,8 @@ func TestErrorOfProtocol(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, `service "web" has protocol "tcp", which does not match defined listener protocol "http"`, 500)
 	})
-	wantCode(t, ask(t.Context(), newPool(t), service.Consul{Address: s.Listener.Addr().String()}), codes.FailedPrecondition,
+	con := service.Consul{Address: s.Listener.Addr().String()}
+	wantCode(t, ask(t.Context(), newPool(t), con), codes.FailedPrecondition,
 		`listener protocol "http": `+
 			`echo '{"Kind": "service-defaults", "Name": "web", "Protocol": "http"}' | consul config write -`)
 }

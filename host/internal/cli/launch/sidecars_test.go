@@ -98,8 +98,8 @@ func awaitPID(t *testing.T, path string) (pid int) {
 	return pid
 }
 
-// Each end that nobody has asked for is reported with the last line of output that is an error, without what Envoy writes
-// before it.
+// Each end that nobody has asked for is reported with the last line of output that is an error, without what Envoy
+// writes before it.
 func TestEndsAreReportedWithTheLastLine(t *testing.T) {
 	p, s, n := beside(t, script("exec sleep 1000"))
 	check.NoError(t, s.Start(t.Context(), always(script("echo one; echo '[2026-11-29 11:58:01.123][1][critical][main] "+

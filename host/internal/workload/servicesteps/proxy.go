@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
-// ProxyStatus is how a service's proxy does, as far as it is known: of one that serves no readiness endpoint nothing is.
+// ProxyStatus is how a service's proxy does, as far as it is known.
 type ProxyStatus struct {
 	State    ProxyState
 	Since    time.Time
@@ -73,7 +73,7 @@ func (u *updates) see(stats map[string]int, prefix string) {
 	u.accepted, u.rejected = accepted, rejected
 }
 
-// WatchProxy keeps the state of the proxy of a running workload's service until ctx ends, and reports why it is failing.
+// WatchProxy keeps the state of the proxy of a running workload's service until ctx ends, and reports why it fails.
 // Where none is expected it counts from when it was ready first: another kind of proxy has no such endpoint.
 func (s *Steps) WatchProxy(ctx context.Context, svc *Service, expected bool) {
 	at := func(port int, socket string) *http.Client {
@@ -92,7 +92,8 @@ func (s *Steps) WatchProxy(ctx context.Context, svc *Service, expected bool) {
 		return
 	}
 	v := proxyView{
-		ready: at(svc.ReadyPort, readySocket), admin: at(svc.AdminPort, adminSocket), readyAt: time.Now(), streamsAt: time.Now(),
+		ready: at(svc.ReadyPort, readySocket), admin: at(svc.AdminPort, adminSocket),
+		readyAt: time.Now(), streamsAt: time.Now(),
 	}
 	if expected {
 		s.setProxy(svc, ProxyStarting)

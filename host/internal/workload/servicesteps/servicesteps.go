@@ -229,7 +229,8 @@ type Status struct {
 func (s *Service) Status(dir string) Status {
 	st := Status{
 		Name: s.Name, ID: s.ID, ProxyID: s.ProxyID, Consul: s.Consul, Port: number(s.Service.Port),
-		Accessor: s.Token.Accessor, ExpiresAt: s.Token.ExpiresAt, AdminPort: s.AdminPort, ReadyPort: s.ReadyPort, Proxy: s.proxy,
+		Accessor: s.Token.Accessor, ExpiresAt: s.Token.ExpiresAt, AdminPort: s.AdminPort, ReadyPort: s.ReadyPort,
+		Proxy: s.proxy,
 	}
 	if s.TokenSum != "" {
 		st.TokenFile = filepath.Join(dir, s.Name, tokenFile)

@@ -518,8 +518,10 @@ func TestGatewaysHaveACheck(t *testing.T) {
 		"ingress":     {"", nil, service.Gateway{Ingress: ingress}, "127.0.0.1:8080"},
 		"api":         {"", nil, service.Gateway{API: &service.APIGateway{}}, ""},
 		"its own": {
-			"8443", []service.Check{{Type: service.CheckTCP, Port: "1", Interval: "10s"}},
-			service.Gateway{Mesh: &service.Mesh{}}, "127.0.0.1:1",
+			"8443",
+			[]service.Check{{Type: service.CheckTCP, Port: "1", Interval: "10s"}},
+			service.Gateway{Mesh: &service.Mesh{}},
+			"127.0.0.1:1",
 		},
 		"other addresses": {
 			"8443", nil, service.Gateway{Mesh: &service.Mesh{}, Proxy: &service.GatewayProxy{EnvoyGatewayNoDefaultBind: true}}, "",
