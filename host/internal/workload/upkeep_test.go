@@ -401,7 +401,7 @@ func TestAProxyInTrouble(t *testing.T) {
 	}
 	say(0, 1, 0, 1, 1)
 	var serving sync.WaitGroup
-	defer serving.Wait()
+	t.Cleanup(serving.Wait) // after the closes below
 	for _, socket := range []string{st.ReadySocket, st.AdminSocket} {
 		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/stats" {
@@ -456,7 +456,7 @@ func TestPortsThatConsulNames(t *testing.T) {
 	})}
 	defer server.Close()
 	var serving sync.WaitGroup
-	defer serving.Wait()
+	t.Cleanup(serving.Wait) // after the closes below
 	for _, socket := range []string{st.ReadySocket, st.AdminSocket} {
 		listener := check.Must(net.Listen("unix", socket))(t)
 		serving.Go(func() { _ = server.Serve(listener) })
