@@ -423,6 +423,8 @@ func TestAProxyInTrouble(t *testing.T) {
 	is(servicesteps.ProxyReady, "")
 	say(1, 2, 1, 3, 0)
 	is(servicesteps.ProxyFailing, "no connection to Consul")
+	check.NoError(t, h.Leave(t.Context(), ref("w"))) // Consul ends the connection then
+	is(servicesteps.ProxyReady, "")
 	h.stop(t, "w")
 	h.clean(t)
 }

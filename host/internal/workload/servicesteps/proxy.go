@@ -103,6 +103,11 @@ func (s *Steps) WatchProxy(ctx context.Context, svc *Service, expected bool) {
 		if err == nil {
 			v.readyAt, expected = time.Now(), true
 		}
+		left := false // Consul's catalog, for its stop: the proxy has its last configuration, and no connection
+		svc.workload.View(func() { left = svc.Registers() && svc.Registered == nil })
+		if left {
+			v.streamsAt = time.Now()
+		}
 		trouble := cmp.Or(s.trouble(&v), s.holdListeners(svc, &v))
 		switch {
 		case err == nil:
