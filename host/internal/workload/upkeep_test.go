@@ -424,7 +424,7 @@ func TestAProxyInTrouble(t *testing.T) {
 	say(1, 2, 1, 3, 0)
 	is(servicesteps.ProxyFailing, "no connection to Consul")
 	check.NoError(t, h.Leave(t.Context(), ref("w"))) // Consul ends the connection then
-	is(servicesteps.ProxyReady, "")
+	is(servicesteps.ProxyReady, "has left")
 	h.stop(t, "w")
 	h.clean(t)
 }
