@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/envoy"
 	"github.com/pannier/pannier/test/lib/testhost"
+	"github.com/pannier/pannier/test/lib/testprometheus"
 )
 
 // rejectedListener is one of a service's own that Consul passes on and Envoy rejects: it leads nowhere.
@@ -108,4 +109,8 @@ func TestMeshProxyInTrouble(t *testing.T) {
 	for id := range cases {
 		await(id)
 	}
+	s, err := m.Status()
+	check.NoError(t, err)
+	p := testprometheus.Start(t, testprometheus.Here, "http", s.GetHttpAddress())
+	p.Await(m.Eventually, "PannierProxyFails")
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/envoy"
 )
 
-// An instance of two that is stopped, by its runner's signal or by a command, and started again, costs no request.
+// An instance of two that is changed, stopped by its runner's signal or by a command, and started again costs no
+// request.
 func TestMeshStopsCostNoRequest(t *testing.T) {
 	t.Parallel()
 	program := envoy.Program(t, "a stop of one of two instances")
@@ -26,12 +27,16 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
 	check.NoError(t, err)
 	check.NoError(t, os.WriteFile(dir+"/envoy", text, 0o755)) // the workload's user does not reach the cache
 
-	run := func(id, body string) *exec.Cmd {
+	spec := func(id, body string) string {
 		t.Helper()
-		cmd := m.Command("workload", "run", m.meshWorkload(id, body+fmt.Sprintf(`
+		return m.meshWorkload(id, body+fmt.Sprintf(`
   sidecar {
     command = ["%s/envoy", "-c", "${bootstrap}", "--disable-hot-restart", "--concurrency", "1", "--log-level", "error"]
-  }`, dir)))
+  }`, dir))
+	}
+	run := func(id, body string) *exec.Cmd {
+		t.Helper()
+		cmd := m.Command("workload", "run", spec(id, body))
 		out := &check.Buffer{}
 		cmd.Stdout, cmd.Stderr = out, out
 		check.NoError(t, cmd.Start())
@@ -43,14 +48,14 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
 		})
 		return cmd
 	}
-	instance := func(id string) *exec.Cmd {
-		t.Helper()
-		return run(id, fmt.Sprintf(`
+	instance := func(id, tag string) string {
+		return fmt.Sprintf(`
   network {
     port "app" {}
   }
   service "web" {
     port       = "app"
+    tags       = [%q]
     intentions = ["client"]
     check {
       type     = "tcp"
@@ -61,7 +66,8 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
       sidecar_service {
         proxy {
           config {
-            protocol = "http"
+            protocol                 = "http"
+            local_connect_timeout_ms = %d
           }
         }
       }
@@ -71,7 +77,7 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
     command = "%s/envoy"
     args    = ["--config-yaml", %q, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error"]
     user    = %q
-  }`, dir, fmt.Sprintf(`{"static_resources": {"listeners": [%s]}}`, envoy.Static("127.0.0.1:${port.app}", id)), secretsUser))
+  }`, tag, 1000+len(tag), dir, fmt.Sprintf(`{"static_resources": {"listeners": [%s]}}`, envoy.Static("127.0.0.1:${port.app}", id)), secretsUser)
 	}
 	port := freePort(t)
 	client := run("client", sidecarService("client", fmt.Sprintf(`
@@ -83,7 +89,7 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
     command = "sleep"
     args    = ["infinity"]
   }`)
-	running := map[string]*exec.Cmd{"web-1": instance("web-1"), "web-2": instance("web-2")}
+	running := map[string]*exec.Cmd{"web-1": run("web-1", instance("web-1", "one")), "web-2": run("web-2", instance("web-2", "one"))}
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	warm := envoy.StartLoad("tcp", address, 50)
 	defer warm.End()
@@ -101,10 +107,11 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
 		"web-1": func() { check.NoError(t, running["web-1"].Process.Signal(unix.SIGTERM)) },
 		"web-2": func() { m.Run("workload", "stop", "web-2") },
 	} {
+		m.Run("workload", "update", spec(id, instance(id, "three")))
 		stop()
 		_ = running[id].Wait() // with the program's exit code
 		before := load.Answers()[id]
-		running[id] = instance(id)
+		running[id] = run(id, instance(id, "one"))
 		m.Eventually("it answers again", func() error {
 			if load.Answers()[id] == before {
 				return errors.New("no answer")
