@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -287,6 +288,10 @@ func TestSignalsAndSidecars(t *testing.T) {
 // A workload may be sidecars alone, such as a gateway. It runs until a signal.
 func TestSidecarWithoutAProgram(t *testing.T) {
 	testbin.RequireRoot(t, "sidecars of pannier workload run")
+	// nohup ignores it, and the program would inherit that.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP)
+	defer signal.Stop(caught)
 	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: 0, syscall.SIGINT: 0, syscall.SIGHUP: 128 + 1} {
 		m, dir := startMeshed(t), t.TempDir()
 		spec := filepath.Join(dir, "w.hcl")

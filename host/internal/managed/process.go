@@ -129,7 +129,7 @@ func (p *Process) Kill(ctx context.Context) error {
 			p.ownEnd = p.proc.Exit()
 		}
 	case <-p.detached:
-	case <-time.After(50 * time.Millisecond):
+	case <-time.After(250 * time.Millisecond):
 	}
 	ctx, cancel := context.WithTimeout(ctx, notUpStop)
 	defer cancel()

@@ -31,11 +31,13 @@ func TestMeshChangesInPlace(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
 	m.open()
-	r := runBeside(t, m, upstreamBlock("db", 21001))
+	db, moved, cache := freePort(t), freePort(t), freePort(t)
+	r := runBeside(t, m, upstreamBlock("db", db))
 	pid := m.workload("w").GetPid()
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	check.NoError(t, err)
-	for _, want := range []string{"PANNIER_UPSTREAM_ADDR_DB=127.0.0.1:21001", "NOMAD_UPSTREAM_ADDR_db=127.0.0.1:21001"} {
+	for _, want := range []string{"PANNIER_UPSTREAM_ADDR_DB=127.0.0.1:%d", "NOMAD_UPSTREAM_ADDR_db=127.0.0.1:%d"} {
+		want = fmt.Sprintf(want, db)
 		if !slices.Contains(strings.Split(string(env), "\x00"), want) {
 			t.Errorf("the program's environment has no %s: %q", want, env)
 		}
@@ -46,11 +48,12 @@ func TestMeshChangesInPlace(t *testing.T) {
 	before, err := os.Stat(s.GetBootstrapFile())
 	check.NoError(t, err)
 
-	m.Run("workload", "update", r.spec(m, upstreamBlock("db", 21002)+upstreamBlock("cache", 21003)))
-	if got := m.service("w").GetUpstreams(); got["db"] != "127.0.0.1:21002" || got["cache"] != "127.0.0.1:21003" {
+	m.Run("workload", "update", r.spec(m, upstreamBlock("db", moved)+upstreamBlock("cache", cache)))
+	if got := m.service("w").GetUpstreams(); got["db"] != fmt.Sprint("127.0.0.1:", moved) ||
+		got["cache"] != fmt.Sprint("127.0.0.1:", cache) {
 		t.Errorf("the program finds its upstreams at %v", got)
 	}
-	for len(listenersOn(ads, 21002, 21003)) < 2 {
+	for len(listenersOn(ads, moved, cache)) < 2 {
 		check.NoError(t, ads.Receive())
 	}
 	now, err := os.Stat(s.GetBootstrapFile())
@@ -131,9 +134,9 @@ func TestMeshProxyDefaultsInPlace(t *testing.T) {
 }
 
 // listenersOn returns the listeners of a stream that have one of the ports.
-func listenersOn(s *xds.Stream, ports ...uint32) (names []string) {
+func listenersOn(s *xds.Stream, ports ...int) (names []string) {
 	for name, l := range s.Listeners {
-		if slices.Contains(ports, l.GetAddress().GetSocketAddress().GetPortValue()) {
+		if slices.Contains(ports, int(l.GetAddress().GetSocketAddress().GetPortValue())) {
 			names = append(names, name)
 		}
 	}
@@ -157,10 +160,11 @@ func TestHostIsKilledInTheMiddleOfAChange(t *testing.T) {
 			spec := func(upstream int, url string) string {
 				return m.meshWorkload("w", sidecarService("web", upstreamBlock("db", upstream)+statsdBlock(url)))
 			}
-			m.Run("workload", "start", spec(21001, "udp://192.0.2.1:1"))
+			m.Run("workload", "start", spec(freePort(t), "udp://192.0.2.1:1"))
 			s := m.service("w")
 			m.Write("crash", point+"\n")
-			start := m.Command("workload", "start", spec(21002, "udp://192.0.2.1:2"))
+			moved := freePort(t)
+			start := m.Command("workload", "start", spec(moved, "udp://192.0.2.1:2"))
 			check.NoError(t, start.Start())
 			m.AwaitEnd()
 			left := metricsOf(t, s.GetBootstrapFile())
@@ -174,7 +178,7 @@ func TestHostIsKilledInTheMiddleOfAChange(t *testing.T) {
 					return fmt.Errorf("the bootstrap sends metrics to %q", got)
 				}
 				proxy := m.consul.Services(t)[s.GetProxyId()]
-				if proxy == nil || proxy.Proxy.Upstreams[0].LocalBindPort != 21002 {
+				if proxy == nil || proxy.Proxy.Upstreams[0].LocalBindPort != moved {
 					return errors.New("Consul has another upstream")
 				}
 				return nil

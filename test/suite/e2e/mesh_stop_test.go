@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -52,6 +53,7 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
 		return fmt.Sprintf(`
   network {
     port "app" {}
+    port "proxy" {}
   }
   service "web" {
     port       = "app"
@@ -64,6 +66,7 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
     }
     connect {
       sidecar_service {
+        port = "proxy"
         proxy {
           config {
             protocol                 = "http"
@@ -80,11 +83,11 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
   }`, tag, 1000+len(tag), dir, fmt.Sprintf(`{"static_resources": {"listeners": [%s]}}`, envoy.Static("127.0.0.1:${port.app}", id)), secretsUser)
 	}
 	port := freePort(t)
-	client := run("client", sidecarService("client", fmt.Sprintf(`
+	client := run("client", strings.Replace(sidecarService("client", fmt.Sprintf(`
           upstreams {
             destination_name = "web"
             local_bind_port  = %d
-          }`, port))+`
+          }`, port)), "sidecar_service {", fmt.Sprintf("sidecar_service {\n        port = \"%d\"", freePort(t)), 1)+`
   exec {
     command = "sleep"
     args    = ["infinity"]
