@@ -74,7 +74,7 @@ var workloads = []mutant{
 	{
 		name: "idle-connection-drained", promise: "an idle connection of HTTP keeps no proxy from its end",
 		in: "host/internal/cli/launch", decl: "carries",
-		old: "			count -= s.Value // the listener has counted it\n",
+		old: "			count -= value // the listener has counted it\n",
 		new: "",
 		pkg: launchPkg, run: "^TestAProxySendsAllBeforeItEnds$",
 	},
@@ -129,7 +129,7 @@ var workloads = []mutant{
 	},
 	{
 		name: "proxy-away-unseen", promise: "a proxy that is not ready is reported",
-		in: "host/internal/workload/servicesteps", decl: "ask",
+		in: "host/internal/system/envoyadmin", decl: "Client.ask",
 		old: "	if err == nil && resp.StatusCode != http.StatusOK {\n",
 		new: "	if err == nil && resp.StatusCode == 0 {\n",
 		pkg: workloadPkg, run: "^TestAProxyThatIsNotReady$",

@@ -289,7 +289,8 @@ func (r *run) end(ctx context.Context, proc *launch.Process) {
 	}
 }
 
-// leave is nil as well when ctx ends first.
+// leave takes the services out of Consul's catalog, as far as the agent answers in time. ctx ends with the program,
+// which then needs no warning.
 func (r *run) leave(ctx context.Context) error {
 	if len(r.spec.GetServices()) == 0 {
 		return nil

@@ -211,8 +211,8 @@ func (i *instance) ran(p *process.Process) (err error) {
 	return nil
 }
 
-// endProcesses ends what still uses the volumes: first the workload's process, by its
-// kill_signal and then SIGKILL; then all others in its private mount namespace, where the volumes stay mounted after
+// endProcesses ends what still uses the volumes: first the workload's process, by its kill_signal
+// and then SIGKILL; then all others in its private mount namespace, where the volumes stay mounted after
 // the host has unmounted them. A living owner may end those first in its own way.
 func (r *run) endProcesses(ctx context.Context) error {
 	r.mu.Lock()

@@ -299,10 +299,9 @@ func (r *run) takeDown(ctx context.Context) {
 	}
 }
 
-// attempt makes one attempt to release the workload: first its services leave the catalog, then its processes end, then
-// its mounts and its claims. Without the
-// ledger it goes as far as the mounts: a node that is cut off must be able to unmount its volumes. An attempt that is
-// not by force ends when an operator forces it.
+// attempt makes one attempt to release the workload: its services leave the catalog, its processes end, and then go its
+// mounts and its claims. Without the ledger it goes as far as the mounts: a node that is cut off must be able to
+// unmount its volumes. An attempt that is not by force ends when an operator forces it.
 func (r *run) attempt(ctx context.Context) (err error) {
 	ctx, end := r.m.Traces.Begin(r.traced(ctx), "release", tracing.Workload.String(r.ref.String()),
 		tracing.Node.String(r.m.Node))

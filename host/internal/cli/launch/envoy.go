@@ -4,15 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"os"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pannier/pannier/host/internal/system/envoyadmin"
 )
 
 // maxBaseID is the highest base ID: Envoy has ten processes for each, and some of its names have 31 bits for them.
@@ -42,8 +42,11 @@ func isFree(baseID int) bool {
 	return err == nil && conn.Close() == nil
 }
 
-// adminOf returns the network and the address of the admin API in a bootstrap; empty: it has none.
-func adminOf(bootstrap string) (network, address string) {
+// adminTimeout bounds a call of the admin API.
+const adminTimeout = time.Second
+
+// adminOf returns the address of the admin API in a bootstrap and a client of it; empty: it has none.
+func adminOf(bootstrap string) (address string, api *envoyadmin.Client) {
 	text, _ := os.ReadFile(bootstrap)
 	var b struct {
 		Admin struct {
@@ -60,14 +63,15 @@ func adminOf(bootstrap string) (network, address string) {
 	}
 	_ = json.Unmarshal(text, &b) // another proxy's file may be of any kind
 	at := b.Admin.Address
+	network, address := "unix", at.Pipe.Path
 	if at.Socket.Port != 0 {
-		return "tcp", net.JoinHostPort(at.Socket.Address, strconv.Itoa(at.Socket.Port))
+		network, address = "tcp", net.JoinHostPort(at.Socket.Address, strconv.Itoa(at.Socket.Port))
 	}
-	return "unix", at.Pipe.Path
+	return address, envoyadmin.New(network, address, adminTimeout)
 }
 
 // serves reports whether the process of a base ID and an epoch serves, by the admin API, which is the newest process's.
-func serves(ctx context.Context, network, admin string, baseID, epoch int) bool {
+func serves(ctx context.Context, api *envoyadmin.Client, baseID, epoch int) bool {
 	var info struct {
 		State   string `json:"state"`
 		Options struct {
@@ -75,42 +79,18 @@ func serves(ctx context.Context, network, admin string, baseID, epoch int) bool 
 			Epoch  int    `json:"restart_epoch"`
 		} `json:"command_line_options"`
 	}
-	err := ask(ctx, network, admin, http.MethodGet, "/server_info", &info)
-	return err == nil && info.State == "LIVE" && info.Options.BaseID == strconv.Itoa(baseID) && info.Options.Epoch == epoch
-}
-
-// ask calls an Envoy's admin API. out is what the answer's JSON is put in; nil: nothing.
-func ask(ctx context.Context, network, admin, method, path string, out any) error {
-	transport := &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, network, admin)
-		},
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, "http://envoy"+path, http.NoBody)
-	if err != nil {
-		return err
-	}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if out == nil {
-		return nil
-	}
-	return json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(out)
+	text, err := api.Get(ctx, "/server_info")
+	return err == nil && json.Unmarshal(text, &info) == nil && info.State == "LIVE" &&
+		info.Options.BaseID == strconv.Itoa(baseID) && info.Options.Epoch == epoch
 }
 
 // drain asks an Envoy to end its connections, and waits until what they carry has been sent, or for as long as ctx
 // says. Another program does not answer, and is not waited for.
-func drain(ctx context.Context, network, admin string, look time.Duration) {
-	if admin == "" || ask(ctx, network, admin, http.MethodPost, "/drain_listeners?graceful", nil) != nil {
+func drain(ctx context.Context, api *envoyadmin.Client, look time.Duration) {
+	if api.Post(ctx, "/drain_listeners?graceful") != nil {
 		return
 	}
-	for carries(ctx, network, admin) {
+	for carries(ctx, api) {
 		select {
 		case <-ctx.Done():
 		case <-time.After(look):
@@ -125,26 +105,21 @@ var carried = regexp.MustCompile(
 
 // carries reports whether an Envoy has a connection of TCP, a request of HTTP, or bytes to send. An idle connection of
 // HTTP is none.
-func carries(ctx context.Context, network, admin string) bool {
-	var answer struct {
-		Stats []struct {
-			Name  string `json:"name"`
-			Value int    `json:"value"`
-		} `json:"stats"`
-	}
-	if ask(ctx, network, admin, http.MethodGet, "/stats?format=json&type=Gauges&filter=downstream_", &answer) != nil {
+func carries(ctx context.Context, api *envoyadmin.Client) bool {
+	stats, err := api.Stats(ctx, carried.String())
+	if err != nil {
 		return false
 	}
 	count := 0
-	for _, s := range answer.Stats {
-		parts := carried.FindStringSubmatch(s.Name)
+	for name, value := range stats {
+		parts := carried.FindStringSubmatch(name)
 		if len(parts) != 4 || strings.HasPrefix(parts[2], "admin") || strings.Contains(parts[2], ".worker_") {
 			continue
 		}
 		if parts[1] == "http" && parts[3] == "downstream_cx_active" {
-			count -= s.Value // the listener has counted it
+			count -= value // the listener has counted it
 		} else {
-			count += s.Value
+			count += value
 		}
 	}
 	return count > 0

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 	"github.com/pannier/pannier/host/internal/cli/launch/child"
+	"github.com/pannier/pannier/host/internal/system/envoyadmin"
 )
 
 // timing configures restarts of sidecars.
@@ -103,11 +104,11 @@ func (s *Sidecars) AwaitReady(ctx context.Context) error {
 	look := time.NewTicker(s.timing.watch / 20)
 	defer look.Stop()
 	for _, c := range s.all {
-		network, admin := adminOf(c.File)
-		for c.takesOver && admin != "" && !c.anyServes(ctx, network, admin) {
+		address, api := adminOf(c.File)
+		for c.takesOver && address != "" && !c.anyServes(ctx, api) {
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("sidecar %q is not ready: its admin API at %s does not say that it is live", c.Name, admin)
+				return fmt.Errorf("sidecar %q is not ready: its admin API at %s does not say that it is live", c.Name, address)
 			case <-look.C:
 			}
 		}
@@ -161,8 +162,9 @@ func (s *Sidecars) drain(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, c := range s.all {
 		all.Go(func() {
-			network, admin := adminOf(c.File)
-			drain(ctx, network, admin, s.timing.watch/20)
+			if address, api := adminOf(c.File); address != "" {
+				drain(ctx, api, s.timing.watch/20)
+			}
 		})
 	}
 	all.Wait()
@@ -370,7 +372,7 @@ func (c *sidecar) replace(ctx context.Context, p *proxy) (*proxy, error) {
 // await returns nil when the next process serves beside one that does. Without an admin API it is taken for one that
 // serves if it still runs at the end of the time.
 func (c *sidecar) await(ctx context.Context, p, next *proxy) error {
-	network, admin := adminOf(c.File)
+	address, api := adminOf(c.File)
 	deadline := time.After(c.of.timing.ready)
 	look := time.NewTicker(c.of.timing.watch / 10)
 	defer look.Stop()
@@ -383,23 +385,23 @@ func (c *sidecar) await(ctx context.Context, p, next *proxy) error {
 		case <-c.of.stopping:
 			return errors.New("is not needed: the workload ends")
 		case <-deadline:
-			if admin == "" {
+			if address == "" {
 				return nil
 			}
 			return fmt.Errorf("is not ready after %s", c.of.timing.ready)
 		case <-look.C:
-			if admin != "" && serves(ctx, network, admin, next.baseID, next.epoch) {
+			if address != "" && serves(ctx, api, next.baseID, next.epoch) {
 				return nil
 			}
 		}
 	}
 }
 
-func (c *sidecar) anyServes(ctx context.Context, network, admin string) bool {
+func (c *sidecar) anyServes(ctx context.Context, api *envoyadmin.Client) bool {
 	c.mu.Lock()
 	all := slices.Clone(c.running)
 	c.mu.Unlock()
-	return slices.ContainsFunc(all, func(p *proxy) bool { return serves(ctx, network, admin, p.baseID, p.epoch) })
+	return slices.ContainsFunc(all, func(p *proxy) bool { return serves(ctx, api, p.baseID, p.epoch) })
 }
 
 // room is how many Envoys of one base ID may run: the fourth has the first one's socket.

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/cli/launch/child"
+	"github.com/pannier/pannier/host/internal/system/envoyadmin"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/envoy"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -63,7 +64,7 @@ func startTakeover(t *testing.T) *takeover {
 	}))
 	check.NoError(t, c.s.AwaitReady(t.Context()))
 	first := c.running()[0]
-	if !serves(t.Context(), "unix", c.admin, first.baseID, 0) {
+	if !serves(t.Context(), envoyadmin.New("unix", c.admin, adminTimeout), first.baseID, 0) {
 		t.Error("it does not serve when it is ready")
 	}
 	c.load = envoy.StartLoad("tcp", c.listen, 500)
@@ -197,7 +198,7 @@ func TestTakeoverBeginsAgain(t *testing.T) {
 	check.NoError(t, unix.Kill(both[1].PID(), unix.SIGKILL))
 	check.Eventually(t, "another one that serves", func() bool {
 		all := c.running()
-		return len(all) == 1 && all[0].epoch == 0 && serves(t.Context(), "unix", c.admin, all[0].baseID, 0)
+		return len(all) == 1 && all[0].epoch == 0 && serves(t.Context(), envoyadmin.New("unix", c.admin, adminTimeout), all[0].baseID, 0)
 	})
 	if running(both[0].PID()) || c.running()[0].baseID == both[0].baseID {
 		t.Errorf("one that nothing ends still runs; notes %q", c.n.all())
@@ -256,6 +257,7 @@ func TestAProxySendsAllBeforeItEnds(t *testing.T) {
 		return fmt.Sprintf(`{"socket_address": {"address": %q, "port_value": %s}}`, host, port)
 	}
 	c.write(t, `"listeners": [`+envoy.Static(c.listen, "second")+`, {"name": "tcp", "address": `+socket(listen)+`,
+  "per_connection_buffer_limit_bytes": 65536, "socket_options": [{"level": 1, "name": 7, "int_value": 65536}],
   "filter_chains": [{"filters": [{"name": "tcp", "typed_config": {"stat_prefix": "tcp", "cluster": "program",
     "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"}}]}]}],
 "clusters": [{"name": "program", "connect_timeout": "5s", "load_assignment": {"cluster_name": "program", "endpoints": [
@@ -277,7 +279,8 @@ func TestAProxySendsAllBeforeItEnds(t *testing.T) {
 		sent <- err
 	}()
 	caller := check.Must(net.Dial("tcp", at))(t)
-	const rest = 2 << 20 // what is between the two has room for it
+	check.NoError(t, caller.(*net.TCPConn).SetReadBuffer(64<<10))
+	const rest = 2 << 20 // the way to the proxy has room for it, and what is behind it has not (SO_SNDBUF)
 	check.Must(io.CopyN(io.Discard, caller, size-rest))(t)
 	check.NoError(t, <-sent)
 	c.s.timing.drain = time.Hour

@@ -6,17 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/system/envoyadmin"
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
@@ -52,7 +49,7 @@ func (s *Steps) ProxyEnded(svc *Service, restarts int, how string) {
 
 // proxyView is what is known of a proxy from one look at it to the next.
 type proxyView struct {
-	ready, admin        *http.Client
+	ready, admin        *envoyadmin.Client
 	readyAt, streamsAt  time.Time // when it was that last
 	listeners, clusters updates
 	held                []ports.Request // the ports that are held for it beside those of the spec
@@ -76,17 +73,12 @@ func (u *updates) see(stats map[string]int, prefix string) {
 // WatchProxy keeps the state of the proxy of a running workload's service until ctx ends, and reports why it fails.
 // Where none is expected it counts from when it was ready first: another kind of proxy has no such endpoint.
 func (s *Steps) WatchProxy(ctx context.Context, svc *Service, expected bool) {
-	at := func(port int, socket string) *http.Client {
+	at := func(port int, socket string) *envoyadmin.Client {
 		network, address := "tcp", net.JoinHostPort(proxyAddress, strconv.Itoa(port))
 		if svc.administered() {
 			network, address = "unix", svc.socket(s.SecretsDir.Workload(svc.place()), socket)
 		}
-		return &http.Client{Timeout: s.Limits.Ready, Transport: &http.Transport{
-			DisableKeepAlives: true,
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return (&net.Dialer{}).DialContext(ctx, network, address)
-			},
-		}}
+		return envoyadmin.New(network, address, s.Limits.Ready)
 	}
 	if svc.ReadyPort == 0 && !svc.administered() {
 		return
@@ -99,7 +91,7 @@ func (s *Steps) WatchProxy(ctx context.Context, svc *Service, expected bool) {
 		s.setProxy(svc, ProxyStarting)
 	}
 	for step.Sleep(ctx, s.Limits.Ready/5) == nil {
-		_, err := ask(v.ready, "/ready")
+		_, err := v.ready.Get(ctx, "/ready")
 		if err == nil {
 			v.readyAt, expected = time.Now(), true
 		}
@@ -108,7 +100,7 @@ func (s *Steps) WatchProxy(ctx context.Context, svc *Service, expected bool) {
 		if left {
 			v.streamsAt = time.Now()
 		}
-		trouble := cmp.Or(s.trouble(&v), s.holdListeners(svc, &v))
+		trouble := cmp.Or(s.trouble(ctx, &v), s.holdListeners(ctx, svc, &v))
 		switch {
 		case err == nil:
 			err = trouble
@@ -149,15 +141,10 @@ func (s *Service) endAfter(at time.Time) (err error) {
 }
 
 // trouble returns why a proxy that runs is failing, by its admin API.
-func (s *Steps) trouble(v *proxyView) error {
-	text, err := ask(v.admin, "/stats?filter="+url.QueryEscape(`(lds|cds)\.update_(rejected|success)|connected_state`))
+func (s *Steps) trouble(ctx context.Context, v *proxyView) error {
+	stats, err := v.admin.Stats(ctx, `(lds|cds)\.update_(rejected|success)|connected_state`)
 	if err != nil {
 		return nil //nolint:nilerr // it is no Envoy, or a moment in which one takes over from another
-	}
-	stats := map[string]int{}
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		stats[name], _ = strconv.Atoi(value)
 	}
 	if streams, has := stats["control_plane.connected_state"]; !has || streams > 0 {
 		v.streamsAt = time.Now()
@@ -180,8 +167,8 @@ func PortHolder(ref claim.WorkloadRef) string { return fmt.Sprintf("workload %q"
 
 // holdListeners makes the ports on which the proxy listens the workload's, whoever has named them: the spec, the
 // proxy-defaults, the listeners of an API gateway. It returns an error if another workload has one: Envoys share it.
-func (s *Steps) holdListeners(svc *Service, v *proxyView) error {
-	text, err := ask(v.admin, "/listeners?format=json")
+func (s *Steps) holdListeners(ctx context.Context, svc *Service, v *proxyView) error {
+	text, err := v.admin.Get(ctx, "/listeners?format=json")
 	var is struct {
 		Listeners []struct {
 			Name    string `json:"name"`
@@ -193,7 +180,7 @@ func (s *Steps) holdListeners(svc *Service, v *proxyView) error {
 			} `json:"local_address"`
 		} `json:"listener_statuses"`
 	}
-	if err != nil || json.Unmarshal([]byte(text), &is) != nil {
+	if err != nil || json.Unmarshal(text, &is) != nil {
 		return nil //nolint:nilerr // as in trouble
 	}
 	holder := PortHolder(svc.workload.Ref())
@@ -218,22 +205,5 @@ func (s *Steps) holdListeners(svc *Service, v *proxyView) error {
 	return err
 }
 
-// maxReason bounds a quoted reason, in characters.
+// maxReason bounds what is told of the end of a process, in characters.
 const maxReason = 500
-
-// maxAnswer bounds an answer of a proxy, in bytes.
-const maxAnswer = 1 << 20
-
-// ask makes a request to a proxy. An answer other than 200 is an error.
-func ask(client *http.Client, path string) (string, error) {
-	resp, err := client.Get("http://envoy" + path) //nolint:noctx // bounded, and it ends nothing
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("it answers %s: %.*s", resp.Status, maxReason, strings.TrimSpace(string(text)))
-	}
-	return string(text), err
-}
