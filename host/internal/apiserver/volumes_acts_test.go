@@ -68,6 +68,20 @@ func TestNoClaimDuringAnAct(t *testing.T) {
 	}
 }
 
+// finishesDelete has the leader finish what others have begun, until a volume is deleted.
+func (h *host) finishesDelete(t *testing.T, id string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(h.ctx)
+	var leads sync.WaitGroup
+	leads.Go(func() { h.cfg.Volumes.FinishActs(ctx) })
+	defer leads.Wait()
+	defer cancel()
+	check.Eventually(t, "the volume is deleted", func() bool {
+		_, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: id})
+		return connect.CodeOf(err) == connect.CodeNotFound
+	})
+}
+
 // A driver that does not answer may delete the volume yet: nobody can claim it, and the leader asks again.
 func TestInterruptedDelete(t *testing.T) {
 	h := openHost(t)
@@ -85,15 +99,7 @@ func TestInterruptedDelete(t *testing.T) {
 	_, err = h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec("mysql")})
 	wantError(t, err, connect.CodeFailedPrecondition, "is being deleted")
 	h.fake.setFailure("delete", nil)
-	ctx, cancel := context.WithCancel(h.ctx)
-	var leads sync.WaitGroup
-	leads.Go(func() { h.cfg.Volumes.FinishActs(ctx) })
-	defer leads.Wait()
-	defer cancel()
-	check.Eventually(t, "the volume is deleted", func() bool {
-		_, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
-		return connect.CodeOf(err) == connect.CodeNotFound
-	})
+	h.finishesDelete(t, "mysql")
 	if len(h.fake.deleted) != 1 {
 		t.Errorf("deleted: %v", h.fake.deleted)
 	}
@@ -136,15 +142,7 @@ func TestDeleteThatTheLeaderFinishesForItsCall(t *testing.T) {
 		t.Fatal("it succeeded")
 	}
 	h.fake.setFailure("delete", nil)
-	ctx, cancel := context.WithCancel(h.ctx)
-	var leads sync.WaitGroup
-	leads.Go(func() { h.cfg.Volumes.FinishActs(ctx) })
-	defer leads.Wait()
-	defer cancel()
-	check.Eventually(t, "the volume is deleted", func() bool {
-		_, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
-		return connect.CodeOf(err) == connect.CodeNotFound
-	})
+	h.finishesDelete(t, "mysql")
 	check.NoError(t, attempt("one"))
 	if err := attempt("other"); !errors.Is(err, claim.ErrVolumeNotFound) {
 		t.Errorf("another call: %v", err)

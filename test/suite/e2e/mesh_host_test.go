@@ -3,6 +3,7 @@ package e2e
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testhost"
 	"github.com/pannier/pannier/test/lib/xds"
@@ -142,6 +144,19 @@ func (m *mesh) talkative() {
 func (m *mesh) meshWorkload(id, body string) string {
 	m.t.Helper()
 	return m.Write(id+".hcl", fmt.Sprintf("workload %q {\n  user = %q\n%s\n}\n", id, secretsUser, body))
+}
+
+// envoyBeside makes a folder that the workloads' user can write to, with Envoy's program: that user does not reach the
+// cache.
+func (m *mesh) envoyBeside(program string) (dir string) {
+	m.t.Helper()
+	dir = m.Path("beside")
+	check.NoError(m.t, os.Mkdir(dir, 0o777))
+	check.NoError(m.t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(m.Dir, 0o711)))
+	text, err := os.ReadFile(program)
+	check.NoError(m.t, err)
+	check.NoError(m.t, os.WriteFile(dir+"/envoy", text, 0o755))
+	return dir
 }
 
 // sidecarService returns a service block with a sidecar. proxy is the content of its proxy block.

@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -32,12 +30,7 @@ func TestMeshProxyInTrouble(t *testing.T) {
 	program := envoy.Program(t, "the state of an Envoy")
 	m := newMesh(t, minted, "")
 	m.open()
-	dir := m.Path("beside")
-	check.NoError(t, os.Mkdir(dir, 0o777))
-	check.NoError(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(m.Dir, 0o711)))
-	text, err := os.ReadFile(program)
-	check.NoError(t, err)
-	check.NoError(t, os.WriteFile(dir+"/envoy", text, 0o755)) // the workload's user does not reach the cache
+	dir := m.envoyBeside(program)
 	const flags = "--disable-hot-restart --concurrency 1"
 	static := fmt.Sprintf("config {\n  envoy_extra_static_listeners_json = %q\n}",
 		envoy.Static(testhost.FreeAddress(t, "127.0.0.1"), "hello"))

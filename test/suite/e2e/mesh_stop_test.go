@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -21,12 +20,7 @@ func TestMeshStopsCostNoRequest(t *testing.T) {
 	program := envoy.Program(t, "a stop of one of two instances")
 	m := newMesh(t, minted, "")
 	m.open()
-	dir := m.Path("beside")
-	check.NoError(t, os.Mkdir(dir, 0o777))
-	check.NoError(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(m.Dir, 0o711)))
-	text, err := os.ReadFile(program)
-	check.NoError(t, err)
-	check.NoError(t, os.WriteFile(dir+"/envoy", text, 0o755)) // the workload's user does not reach the cache
+	dir := m.envoyBeside(program)
 
 	spec := func(id, body string) string {
 		t.Helper()

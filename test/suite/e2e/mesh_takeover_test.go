@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -32,12 +31,7 @@ func TestMeshTokensAreReplacedWithoutAFailedRequest(t *testing.T) {
 	program := envoy.Program(t, "a token that is replaced under an Envoy")
 	m := newMesh(t, minted, "")
 	m.open()
-	dir := m.Path("beside")
-	check.NoError(t, os.Mkdir(dir, 0o777))
-	check.NoError(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(m.Dir, 0o711)))
-	text, err := os.ReadFile(program)
-	check.NoError(t, err)
-	check.NoError(t, os.WriteFile(dir+"/envoy", text, 0o755)) // the workload's user does not reach the cache
+	dir := m.envoyBeside(program)
 
 	listen := testhost.FreeAddress(t, "127.0.0.1")
 	config := fmt.Sprintf("config {\n  envoy_extra_static_listeners_json = %q\n}", envoy.Static(listen, "hello"))
@@ -74,7 +68,7 @@ func TestMeshTokensAreReplacedWithoutAFailedRequest(t *testing.T) {
 	defer load.End()
 	for n := range 3 {
 		before := m.service("w").GetTokenAccessor()
-		_, err = m.consul.Client(m.consul.Management).ACL().TokenDelete(before, nil)
+		_, err := m.consul.Client(m.consul.Management).ACL().TokenDelete(before, nil)
 		check.NoError(t, err)
 		m.Kill()
 		m.Start() // which looks after the tokens at once
