@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"strings"
 	"time"
 
@@ -40,6 +41,7 @@ var workloadInit string
 // workloadSpecVerbs take or write a spec, and do not run its program.
 func workloadSpecVerbs() []verb {
 	var dry bool
+	var group string
 	return []verb{
 		{
 			use: "init [FILE]", short: "Write a workload spec to start from (workload.hcl; - is standard output)",
@@ -54,6 +56,15 @@ with it, then whether its volumes are registered, their drivers are healthy here
 ports and services fit. That another workload has a volume now is no mistake of a spec: pannier
 workload start -dry-run says that too. - is standard input.`,
 			run: withSpec((*call).readWorkload, validateWorkload),
+		},
+		{
+			use: "convert JOB", short: "Write a workload spec from a group of a Nomad job", example: "web.nomad.hcl -group api >api.hcl",
+			long: `Write a workload spec from a group of a Nomad job in HCL, or from the content of one, to
+standard output. What a workload has too is taken as it is, and a comment says why something is
+changed or left out. The exit code is 1 if something is left to be changed: what, is said on
+standard error. Nothing is asked of a Nomad.`,
+			flags: func(f *pflag.FlagSet) { f.StringVar(&group, "group", "", "the `NAME` of one of several groups") },
+			local: func(_ context.Context, c *call) error { return convertJob(c, group) },
 		},
 		{
 			use: "start SPEC", short: "Start a workload for a unit, a container or a script",
@@ -96,6 +107,22 @@ run. The workload and its program run on. What else differs is refused, but for 
 			}),
 		},
 	}
+}
+
+func convertJob(c *call, group string) error {
+	src, err := os.ReadFile(c.args[0])
+	if err != nil {
+		return err
+	}
+	spec, err := config.ConvertJob(c.args[0], src, group)
+	if err != nil {
+		return err
+	}
+	c.write(string(spec))
+	if _, err := config.ParseWorkload("the spec", spec); err != nil {
+		return fmt.Errorf("what is left to be changed: %w", err)
+	}
+	return nil
 }
 
 func dryFlag(f *pflag.FlagSet, dry *bool) {
