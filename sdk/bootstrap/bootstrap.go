@@ -23,10 +23,18 @@ const Kind = "bootstrap.v1"
 // Errors are gRPC status errors. Unavailable, DeadlineExceeded and ResourceExhausted are retried, all others are
 // final. An error that is no status reaches the host as Internal.
 type Bootstrap interface {
-	// Generate waits until the proxy's registration is visible and returns its bootstrap, Envoy's bootstrap v3 as
-	// JSON. The same request and registration give the same bytes. FailedPrecondition: the token file cannot be
-	// read.
-	Generate(ctx context.Context, c service.Consul, req Request) ([]byte, error)
+	// Generate waits until the proxy's registration is visible and returns its bootstrap. The same request and
+	// registration give the same bytes. FailedPrecondition: the token file cannot be read.
+	Generate(ctx context.Context, c service.Consul, req Request) (Result, error)
+}
+
+// Result is a bootstrap and the files that it names.
+type Result struct {
+	// Bootstrap is Envoy's bootstrap v3 as JSON. The proxy is started again, or taken over, when it changes.
+	Bootstrap []byte
+	// Files are by their names in Request.Dir, whose owner they get, with mode 0400. One that changes is replaced by a
+	// rename, and the proxy reads it again.
+	Files map[string][]byte
 }
 
 // Request asks for one bootstrap.
@@ -37,6 +45,9 @@ type Request struct {
 	TokenFile string
 	// Admin is where the proxy's admin API listens, and Ready its readiness endpoint; the zero Bind: there is none.
 	Admin, Ready Bind
+	// Dir is the directory, with the token file, in which the proxy finds Result.Files; empty: it finds none, and the
+	// bootstrap contains everything.
+	Dir string
 	// Wait bounds the wait for the registration; 0: 60 s.
 	Wait time.Duration
 }
@@ -82,7 +93,7 @@ func (s *server) Generate(ctx context.Context, req *bootstrapv1.GenerateRequest)
 	error,
 ) {
 	out, err := s.impl.Generate(ctx, service.ConsulFromProto(req.GetConsul()), convert.From[Request](req))
-	return &bootstrapv1.GenerateResponse{Bootstrap: out}, err
+	return convert.To[bootstrapv1.GenerateResponse](out), err
 }
 
 // NewClient returns the host's client of a bootstrap plugin. Errors are the plugin's gRPC status errors,
@@ -95,9 +106,9 @@ type client struct {
 	rpc bootstrapv1.BootstrapServiceClient
 }
 
-func (c *client) Generate(ctx context.Context, consul service.Consul, req Request) ([]byte, error) {
+func (c *client) Generate(ctx context.Context, consul service.Consul, req Request) (Result, error) {
 	m := convert.To[bootstrapv1.GenerateRequest](req)
 	m.Consul = consul.ToProto()
 	res, err := c.rpc.Generate(ctx, m)
-	return res.GetBootstrap(), err
+	return convert.From[Result](res), err
 }

@@ -14,9 +14,10 @@ import (
 // adminOnly is a plugin whose proxies have an admin port and nothing else.
 type adminOnly struct{}
 
-func (adminOnly) Generate(_ context.Context, _ service.Consul, req bootstrap.Request) ([]byte, error) {
+func (adminOnly) Generate(_ context.Context, _ service.Consul, req bootstrap.Request) (bootstrap.Result, error) {
 	const format = `{"node":{"id":%q},"admin":{"address":{"socket_address":{"address":%q,"port_value":%d}}}}`
-	return fmt.Appendf(nil, format, req.ProxyID, req.Admin.Address, req.Admin.Port), nil
+	text := fmt.Appendf(nil, format, req.ProxyID, req.Admin.Address, req.Admin.Port)
+	return bootstrap.Result{Bootstrap: text}, nil
 }
 
 // A plugin's main is sdk.Main(info, bootstrap.Plugin(adminOnly{})). Here it is served in the same process, and called
@@ -29,10 +30,10 @@ func Example() {
 	}
 	defer stop()
 
-	file, err := bootstrap.NewClient(conn).Generate(context.Background(), service.Consul{}, bootstrap.Request{
+	made, err := bootstrap.NewClient(conn).Generate(context.Background(), service.Consul{}, bootstrap.Request{
 		ProxyID: "web-sidecar-proxy", Admin: bootstrap.Bind{Address: "127.0.0.1", Port: 19000},
 	})
-	fmt.Println(string(file), err)
+	fmt.Println(string(made.Bootstrap), err)
 	// Output:
 	// {"node":{"id":"web-sidecar-proxy"},"admin":{"address":{"socket_address":{"address":"127.0.0.1","port_value":19000}}}} <nil>
 }

@@ -208,7 +208,7 @@ var bootstrapKind = &kind{
 		req.TokenFile = at.consul.TokenFile
 		req.Admin.Port++ // distinguishes it from the work in the kit's own tests
 		out, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, req)
-		return fmt.Sprintf("%x", digest(string(out))), err
+		return fmt.Sprintf("%x", digest(string(out.Bootstrap))), err
 	},
 	methods: []method{{
 		"Generate",
@@ -237,10 +237,10 @@ var bootstrapKind = &kind{
 			req := bootstrapRequest(r.cfg.ProxyID, callTime)
 			req.TokenFile = r.cfg.Consul.TokenFile
 			out, err := bootstrap.NewClient(conn).Generate(ctx, r.cfg.Consul, req)
-			if err == nil && !json.Valid(out) {
+			if err == nil && !json.Valid(out.Bootstrap) {
 				err = fmt.Errorf("the bootstrap is not JSON")
 			}
-			return fmt.Sprintf("%d bytes, %x", len(out), digest(string(out))), err // it contains a secret
+			return fmt.Sprintf("%d bytes, %x", len(out.Bootstrap), digest(string(out.Bootstrap))), err // it contains a secret
 		}}}, nil
 	},
 	refusals: []refusal{{

@@ -59,8 +59,8 @@ func (i *impl) Register(_ context.Context, _ service.Consul, in registration.Ins
 	return in.ID + "-proxy", nil
 }
 
-func (i *impl) Generate(_ context.Context, c service.Consul, req bootstrap.Request) ([]byte, error) {
-	return []byte(c.Name + req.ProxyID), nil
+func (i *impl) Generate(_ context.Context, c service.Consul, req bootstrap.Request) (bootstrap.Result, error) {
+	return bootstrap.Result{Bootstrap: []byte(c.Name + req.ProxyID)}, nil
 }
 
 func (i *impl) Validate(_ context.Context, config []byte) error {
@@ -116,7 +116,7 @@ func TestKinds(t *testing.T) {
 			t.Errorf("got %q, %v", id, err)
 		}
 		if out, err := plugintest.Bootstrap(t, i).Generate(ctx, service.Consul{Name: "c"},
-			bootstrap.Request{ProxyID: "p"}); err != nil || string(out) != "cp" {
+			bootstrap.Request{ProxyID: "p"}); err != nil || string(out.Bootstrap) != "cp" {
 			t.Errorf("got %q, %v", out, err)
 		}
 		if r, err := plugintest.Device(t, gpu{}).Reserve(ctx, []string{"a"}); err != nil || r.Env["GPU"] != "a" {

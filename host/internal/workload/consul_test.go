@@ -46,6 +46,7 @@ type consulState struct {
 	// Intentions have the callers that each instance lets in.
 	Intentions map[string][]string
 	Statsd     string // of the proxy-defaults
+	CA         string
 }
 
 // given is one of Consul's tokens.
@@ -226,7 +227,9 @@ type file struct {
 	Statsd  any // of the proxy's configuration
 }
 
-func (c *consul) Bootstrap(ctx context.Context, _ string, req bootstrap.Request) (made []byte, err error) {
+func (c *consul) Bootstrap(ctx context.Context, _ string, req bootstrap.Request) (made bootstrap.Result,
+	err error,
+) {
 	n := len(req.ProxyID) - len("-sidecar-proxy")
 	i, found := c.services()[req.ProxyID[:max(0, n)]]
 	if !found {
@@ -246,10 +249,20 @@ func (c *consul) Bootstrap(ctx context.Context, _ string, req bootstrap.Request)
 		if s := i.Service.Connect.SidecarService; s != nil && s.Proxy != nil {
 			f.Statsd = cmp.Or(s.Proxy.Config["envoy_statsd_url"], f.Statsd)
 		}
-		made, err = json.Marshal(f)
+		if req.Dir != "" {
+			made.Files = map[string][]byte{"beside.json": []byte(c.beside())}
+		}
+		made.Bootstrap, err = json.Marshal(f)
 		return err
 	})
 	return made, err
+}
+
+// beside is the content of the file that a bootstrap names.
+func (c *consul) beside() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return "CA " + c.state.CA
 }
 
 func (c *consul) Changed() {

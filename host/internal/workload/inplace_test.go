@@ -215,6 +215,48 @@ func TestAProxyIsReconfiguredInConsul(t *testing.T) {
 	h.clean(t)
 }
 
+// A change of a file that the bootstrap names replaces that file alone: the proxy reads it again, and is not started
+// again. Units, which have a copy of the bootstrap, get one without such files.
+func TestOnlyTheFileThatChangesIsReplaced(t *testing.T) {
+	h := newHost(t)
+	st := h.start(t, proxied(nil, "")).Services[0]
+	bootstrap, aside := fileOf(t, st.BootstrapFile), fileOf(t, beside(st))
+	change := func(ca, digest string) {
+		check.NoError(t, h.consul.change(func(s *consulState) error { s.CA = ca; return nil }))
+		h.Registered.Reconfigured("default", st.ID, digest)
+	}
+	change("second", "first")
+	h.eventually(t, "w", "another CA", func(Workload) bool {
+		text, err := os.ReadFile(beside(st))
+		return err == nil && string(text) == "CA second"
+	})
+	if os.SameFile(aside, fileOf(t, beside(st))) {
+		t.Error("the file is written in place: the proxy could read half of it")
+	}
+	if !os.SameFile(bootstrap, fileOf(t, st.BootstrapFile)) || h.countEvents("bootstrap-replaced") > 0 {
+		t.Error("the bootstrap is replaced too")
+	}
+	h.stop(t, "w")
+	if _, err := os.Stat(beside(st)); !os.IsNotExist(err) {
+		t.Errorf("the file is left: %v", err)
+	}
+	s := proxied(nil, "")
+	s.Units = []string{"web.service"}
+	st = h.start(t, s).Services[0]
+	if req := bootstrapOf(t, st).Request; req.Dir != "" {
+		t.Errorf("units, which cannot read it, get files in %s", req.Dir)
+	}
+	h.stop(t, "w")
+	h.clean(t)
+}
+
+func fileOf(t *testing.T, path string) os.FileInfo {
+	t.Helper()
+	info, err := os.Stat(path)
+	check.NoError(t, err)
+	return info
+}
+
 // A token that Consul has lost is replaced before the bootstrap is made again: with the old one it cannot be.
 func TestABootstrapIsMadeAgainWithAValidToken(t *testing.T) {
 	h := newHost(t)

@@ -99,6 +99,9 @@ func (i *instance) ForcedBy() (by string) {
 	return by
 }
 
+// LoadedByUnits reports that systemd gives copies of its services' files to units. i.mu is held.
+func (i *instance) LoadedByUnits() bool { return len(i.rec.Spec.Units) > 0 }
+
 // View calls read under the instance's lock.
 func (i *instance) View(read func()) {
 	i.mu.Lock()

@@ -168,6 +168,10 @@ func TestServicesAreRepairedAfterARestart(t *testing.T) {
 		) error {
 			return os.WriteFile(s.BootstrapFile, []byte("{}"), 0o400)
 		}, false},
+		"file beside it gone": {func(_ *host, s servicesteps.Status) error { return os.Remove(beside(s)) }, false},
+		"file beside it changed": {func(_ *host, s servicesteps.Status) error {
+			return os.WriteFile(beside(s), []byte("evil"), 0o400)
+		}, false},
 		"all gone": {func(h *host, _ servicesteps.Status) error {
 			return os.RemoveAll(filepath.Join(h.dir, "secrets", "default"))
 		}, false},
@@ -211,7 +215,9 @@ func (h *host) eventuallyWell(t *testing.T, id string) servicesteps.Status {
 		secret, _ := os.ReadFile(s.TokenFile)
 		raw, _ := os.ReadFile(s.BootstrapFile)
 		info, err := os.Lstat(s.TokenFile)
-		return err == nil && info.Sys().(*syscall.Stat_t).Uid == bob && len(all) == 1 && all[0].Accessor == s.Accessor &&
+		aside, _ := os.ReadFile(beside(s))
+		return err == nil && string(aside) == h.consul.beside() &&
+			info.Sys().(*syscall.Stat_t).Uid == bob && len(all) == 1 && all[0].Accessor == s.Accessor &&
 			len(h.ledger.tokens()) == 1 && string(secret) == all[0].Secret && strings.Contains(string(raw), all[0].Secret) &&
 			s.Message == ""
 	})

@@ -58,6 +58,11 @@ func bootstrapOf(t *testing.T, s servicesteps.Status) (f file) {
 	return f
 }
 
+// beside is the file that the bootstrap of a proxy names.
+func beside(s servicesteps.Status) string {
+	return filepath.Join(filepath.Dir(s.BootstrapFile), "beside.json")
+}
+
 // wellIdentified checks a service of a running workload: Consul has one token, and its files hold it and belong to the
 // user only.
 func (h *host) wellIdentified(t *testing.T, s servicesteps.Status) {
@@ -67,7 +72,7 @@ func (h *host) wellIdentified(t *testing.T, s servicesteps.Status) {
 		t.Errorf("Consul has %+v, the ledger %+v, and the service %+v", all, h.ledger.tokens(), s)
 		return
 	}
-	for _, path := range []string{s.TokenFile, s.BootstrapFile} {
+	for _, path := range []string{s.TokenFile, s.BootstrapFile, beside(s)} {
 		info, err := os.Lstat(path)
 		check.NoError(t, err)
 		if st := info.Sys().(*syscall.Stat_t); info.Mode() != 0o400 || st.Uid != bob {
@@ -127,6 +132,7 @@ func TestServicesStartAndStop(t *testing.T) {
 				h.wellIdentified(t, st)
 				want := bootstrap.Request{
 					ProxyID: st.ProxyID, TokenFile: filepath.Join(w.SecretsDir, "web", "si_token"),
+					Dir:   filepath.Join(w.SecretsDir, "web"),
 					Admin: bootstrap.Unix(filepath.Join(w.SecretsDir, "web", "admin.sock")),
 					Ready: bootstrap.Unix(filepath.Join(w.SecretsDir, "web", "ready.sock")),
 				}

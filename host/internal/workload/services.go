@@ -44,7 +44,7 @@ func (r *Registered) Reconfigured(consul, id, digest string) {
 			}
 			before := s.ProxyDigest
 			s.ProxyDigest = digest
-			if before == "" && (i.resumed || s.BootstrapSum == "") {
+			if before == "" && (i.resumed || len(s.BootstrapSums) == 0) {
 				return // the journal gets it with the next write
 			}
 			s.Remake++

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/consul/api"
@@ -115,6 +116,11 @@ func answerCode(answer api.StatusError) (codes.Code, string) {
 
 // tokenHeader carries the ACL token of a request.
 const tokenHeader = "X-Consul-Token"
+
+// Present returns the elements of a list in an answer. Consul gives no null, but what answers at its address may.
+func Present[T any](all []*T) []*T {
+	return slices.DeleteFunc(all, func(e *T) bool { return e == nil })
+}
 
 // maxRefusal bounds how much of an error answer is read, in bytes.
 const maxRefusal = 64 << 10

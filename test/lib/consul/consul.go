@@ -196,6 +196,17 @@ func (c *Cluster) Restart(i int, loseState bool) {
 	}
 }
 
+// ReplaceCA gives the servers certificates of another CA, in the files of the one before, and restarts them.
+func (c *Cluster) ReplaceCA() {
+	c.t.Helper()
+	c.ca = newAuthority(c.t, filepath.Dir(c.ca.caFile))
+	c.transport.CloseIdleConnections()
+	c.transport = c.newTransport()
+	for i := range c.Servers {
+		c.Restart(i, false)
+	}
+}
+
 // Client returns a client of the first server; token may be empty.
 func (c *Cluster) Client(token string) *api.Client {
 	c.t.Helper()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -83,4 +84,17 @@ func Epoch(admin string) (int, error) {
 		err = fmt.Errorf("it is %s", info.State)
 	}
 	return info.Options.Epoch, err
+}
+
+// Stat returns a counter or a gauge of an Envoy, by its admin API at the path of a socket.
+func Stat(admin, name string) (int, error) {
+	text, err := get(clientOf("unix", admin), "/stats?filter=^"+name+"$")
+	if err != nil {
+		return 0, err
+	}
+	_, value, found := strings.Cut(strings.TrimSpace(text), ": ")
+	if !found {
+		return 0, fmt.Errorf("it has no %s", name)
+	}
+	return strconv.Atoi(value)
 }

@@ -51,7 +51,15 @@ func transport(c *clusterv3.Cluster) (credentials.TransportCredentials, error) {
 	if err := socket.GetTypedConfig().UnmarshalTo(&conf); err != nil {
 		return nil, fmt.Errorf("cluster %q: the transport socket %q: %w", c.GetName(), socket.GetName(), err)
 	}
-	pem, err := content(conf.GetCommonTlsContext().GetValidationContext().GetTrustedCa())
+	validation := conf.GetCommonTlsContext().GetValidationContext()
+	if from := conf.GetCommonTlsContext().GetValidationContextSdsSecretConfig(); from != nil {
+		secret, err := secretOf(from)
+		if err != nil {
+			return nil, fmt.Errorf("cluster %q: the secret with the CA: %w", c.GetName(), err)
+		}
+		validation = secret.GetValidationContext()
+	}
+	pem, err := content(validation.GetTrustedCa())
 	if err != nil {
 		return nil, fmt.Errorf("cluster %q: the trusted CA: %w", c.GetName(), err)
 	}

@@ -51,6 +51,13 @@ func Open(ctx context.Context, b *bootstrapv3.Bootstrap) (*Stream, error) {
 	for _, header := range service.GetInitialMetadata() {
 		ctx = metadata.AppendToOutgoingContext(ctx, header.GetKey(), header.GetValue())
 	}
+	token, err := injected(cluster)
+	if err != nil {
+		return nil, fmt.Errorf("read the token of cluster %q: %w", cluster.GetName(), errors.Join(err, conn.Close()))
+	}
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "x-consul-token", token)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	s := &Stream{conn: conn, cancel: cancel}
 	if err := s.subscribe(ctx, b); err != nil {

@@ -37,14 +37,14 @@ func measureBootstrap(b *testing.B, m *mesh, r *table.Section) {
 			host, command = nil, nil
 		}
 		for range perCommand {
-			var file []byte
+			var made bootstrap.Result
 			host = append(host, took(b, func(ctx context.Context) error {
 				return m.plugin.DoBootstrap(ctx, "", func(ctx context.Context, c bootstrap.Bootstrap) (err error) {
-					file, err = c.Generate(ctx, m.reach, req)
+					made, err = c.Generate(ctx, m.reach, req)
 					return err
 				})
 			}))
-			wantJSON(b, file)
+			wantJSON(b, made.Bootstrap)
 		}
 		cmd := m.consul.Command(made.SecretID, "connect", "envoy", "-bootstrap", "-proxy-id", proxyID,
 			"-admin-bind", "127.0.0.1:19000", "-envoy-ready-bind-address", "127.0.0.1", "-envoy-ready-bind-port", "19100",

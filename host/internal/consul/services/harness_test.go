@@ -45,6 +45,7 @@ type plugin struct {
 	closed  map[string]bool                        // the ids whose intentions are somebody else's
 	allowed map[string][]string                    // the intentions
 	digests map[string]string                      // of proxies, by the instance's id
+	files   [3]string                              // of Consul: the token, and the CAs
 }
 
 func newPlugin() *plugin {
@@ -212,10 +213,10 @@ func (p *plugin) Heartbeat(_ context.Context, c service.Consul, beats []registra
 	return nil
 }
 
-func (p *plugin) Generate(_ context.Context, c service.Consul, req bootstrap.Request) ([]byte, error) {
+func (p *plugin) Generate(_ context.Context, c service.Consul, req bootstrap.Request) (bootstrap.Result, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return []byte(c.Name + " " + req.ProxyID), p.failure("bootstrap", c)
+	return bootstrap.Result{Bootstrap: []byte(c.Name + " " + req.ProxyID)}, p.failure("bootstrap", c)
 }
 
 // world is the workloads of a node.
@@ -304,7 +305,7 @@ func build(p *plugin, consuls []string) (*Registrar, *world) {
 		Events: events.New(0), Log: hclog.New(&hclog.LoggerOptions{Output: io.Discard}),
 	}
 	for _, name := range consuls {
-		cfg.Consuls[name] = service.Consul{Name: name}
+		cfg.Consuls[name] = service.Consul{Name: name, TokenFile: p.files[0], CAFile: p.files[1], GRPCCAFile: p.files[2]}
 	}
 	return New(cfg), w
 }

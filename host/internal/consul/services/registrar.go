@@ -228,17 +228,19 @@ func (r *Registrar) Deregister(ctx context.Context, consul, id string) error {
 	})
 }
 
-// Bootstrap returns the file that a service's proxy starts with.
-func (r *Registrar) Bootstrap(ctx context.Context, consul string, req bootstrap.Request) (file []byte, err error) {
+// Bootstrap returns the file that a service's proxy starts with, and those that it names.
+func (r *Registrar) Bootstrap(ctx context.Context, consul string, req bootstrap.Request) (made bootstrap.Result,
+	err error,
+) {
 	k, err := r.keeper(consul)
 	if err != nil {
-		return nil, err
+		return made, err
 	}
 	err = r.cfg.Bootstraps(ctx, k.name, func(ctx context.Context, c bootstrap.Bootstrap) (err error) {
-		file, err = c.Generate(ctx, k.consul, req)
+		made, err = c.Generate(ctx, k.consul, req)
 		return err
 	})
-	return file, err
+	return made, err
 }
 
 // Changed says that Instances or Beats have changed: both are sent to the Consuls again soon. It does not block.
@@ -277,6 +279,7 @@ func (r *Registrar) Run(ctx context.Context) {
 	for _, k := range r.keepers {
 		running.Go(func() { k.keep(ctx, owner) })
 		running.Go(func() { k.beat(ctx) })
+		running.Go(func() { k.watchFiles(ctx) })
 	}
 	running.Wait()
 }

@@ -27,7 +27,7 @@ func TestCallsNameTheirConsulAndOwner(t *testing.T) {
 		t.Errorf("registered %+v, %q, %v", p.catalog["a"], proxy, err)
 	}
 	file, err := r.Bootstrap(t.Context(), "east", bootstrap.Request{ProxyID: proxy})
-	if err != nil || string(file) != "east a-sidecar-proxy" {
+	if err != nil || string(file.Bootstrap) != "east a-sidecar-proxy" {
 		t.Errorf("bootstrap %q, %v", file, err)
 	}
 	if err := r.Deregister(t.Context(), "default", "a"); err != nil || len(p.catalog) != 0 {

@@ -1,6 +1,7 @@
 package services
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 
+	"github.com/pannier/pannier/internal/cabundle"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -54,6 +56,26 @@ func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
 			retry.Reset()
 			index = next
 			alive = rest(ctx, max(0, syncEvery-time.Since(began)), k.wakeSync)
+		}
+	}
+}
+
+// watchFiles starts a sync when the token or a CA was replaced: services are registered with the one, and proxies
+// verify Consul with the other.
+func (k *keeper) watchFiles(ctx context.Context) {
+	var before []byte
+	for first := true; ; first = false {
+		var now []byte
+		for _, path := range []string{k.consul.TokenFile, k.consul.CAFile, k.consul.GRPCCAFile} {
+			text, _ := cabundle.Read(path) // the sync reports what cannot be read
+			now = append(now, text...)
+		}
+		if !first && !bytes.Equal(before, now) {
+			k.touch()
+		}
+		before = now
+		if !rest(ctx, syncEvery, nil) {
+			return
 		}
 	}
 }

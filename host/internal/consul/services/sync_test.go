@@ -3,6 +3,8 @@ package services
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // A host without consul blocks needs no plugin.
@@ -70,6 +73,25 @@ func TestQueriesBlock(t *testing.T) {
 		time.Sleep(syncEvery)
 		if !slices.Equal(p.ids(), []string{"a", "b"}) {
 			t.Errorf("Consul has %v", p.ids())
+		}
+	})
+}
+
+// A token or a CA that is replaced is taken over within two seconds, however long the query would block.
+func TestReplacedFiles(t *testing.T) {
+	p := newPlugin()
+	for n := range p.files {
+		p.files[n] = filepath.Join(t.TempDir(), "file")
+	}
+	run(t, p, []registration.Instance{instance("a")}, func(t *testing.T, _ *Registrar, _ *world) {
+		for n, path := range p.files {
+			time.Sleep(10 * time.Second)
+			before, _, _, _ := p.seen()
+			check.NoError(t, os.WriteFile(path, []byte("another"), 0o600))
+			time.Sleep(2 * time.Second)
+			if now, _, _, _ := p.seen(); len(now) == len(before) || now[len(before)].Index != 0 {
+				t.Errorf("file %d: %d syncs, then %d", n, len(before), len(now))
+			}
 		}
 	})
 }

@@ -19,7 +19,7 @@ type Credential struct {
 func (s *Service) Credentials(dir string) (all []Credential) {
 	for _, c := range []Credential{
 		{Name: s.Name + "." + tokenFile, File: filepath.Join(dir, s.Name, tokenFile), sum: s.TokenSum},
-		{Name: s.Name + "." + bootstrapFile, File: filepath.Join(dir, s.Name, bootstrapFile), sum: s.BootstrapSum},
+		{Name: s.Name + "." + bootstrapFile, File: filepath.Join(dir, s.Name, bootstrapFile), sum: s.BootstrapSums[bootstrapFile]},
 	} {
 		if c.sum != "" {
 			all = append(all, c)

@@ -172,7 +172,7 @@ func (s *Steps) readBack(ctx context.Context, t claim.Token, secret string) erro
 }
 
 // adopt makes a token the service's, in the journal before it is in the file. A bootstrap that
-// was made with another token is not valid any more.
+// was made with another token is made again: it may contain the token.
 func (s *Steps) adopt(svc *Service, t claim.Token, secret string) error {
 	before, err := s.readToken(svc)
 	if replaced := svc.Token; replaced.ID != t.ID && err == nil {
@@ -183,7 +183,9 @@ func (s *Steps) adopt(svc *Service, t claim.Token, secret string) error {
 			svc.Former, svc.Next = append(svc.Former, svc.Token), claim.Token{}
 		}
 		if sum := digest([]byte(secret)); sum != svc.TokenSum {
-			svc.TokenSum, svc.BootstrapSum = sum, ""
+			if svc.TokenSum = sum; len(svc.BootstrapSums) > 0 {
+				svc.Remake++
+			}
 		}
 		svc.Token, svc.IssuedAt = t, time.Now().UTC()
 	})

@@ -36,8 +36,9 @@ type Record struct {
 	Unmade []string `json:"unmade,omitempty"`
 
 	// Digests of the files that were written last; empty: none.
-	TokenSum     string `json:"token_sum,omitempty"`
-	BootstrapSum string `json:"bootstrap_sum,omitempty"` // set by bootstrap
+	TokenSum string `json:"token_sum,omitempty"`
+	// BootstrapSums are those of the bootstrap and the files that it names, by their names.
+	BootstrapSums map[string]string `json:"bootstrap_sums,omitempty"`
 	// Remake counts the changes after which the bootstrap is to be made again; 0: none.
 	Remake int `json:"remake,omitempty"`
 	// ProxyDigest is that of the proxy's configuration in Consul which the host knows; empty: none yet.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 
@@ -105,8 +106,9 @@ func (s *Service) String() string {
 // proxyAddress is where a proxy serves its admin API and its readiness, for this node alone.
 const proxyAddress = "127.0.0.1"
 
-// Bootstrap makes the file that the service's proxy is started with. The token in it is the one
-// that identify has written; where Consul has ACLs disabled there is none.
+// Bootstrap makes the file that the service's proxy is started with, and the files with the token and the CA that the
+// proxy reads again when they change. Units get a copy of the bootstrap, so it contains both. The token is the one that
+// identify has written; where Consul has ACLs disabled there is none.
 func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 	var req bootstrap.Request
 	var asked int
@@ -115,6 +117,9 @@ func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 			asked = svc.Remake
 		}
 		req.ProxyID = svc.ProxyID
+		if !svc.workload.LoadedByUnits() {
+			req.Dir = s.SecretsDir.Folder(svc.place())
+		}
 		switch {
 		case svc.AdminPort != 0:
 			req.Admin = bootstrap.Bind{Address: proxyAddress, Port: svc.AdminPort}
@@ -128,23 +133,16 @@ func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 	if svc.TokenSum != "" {
 		req.TokenFile = s.SecretsDir.Path(svc.place(), tokenFile)
 	}
-	var file []byte
+	var made bootstrap.Result
 	err := s.Limits.Retry.Retry(ctx, s.Limits.Bootstrap, step.Retryable, func(ctx context.Context) (err error) {
-		file, err = s.Services.Bootstrap(ctx, svc.Consul, req)
+		made, err = s.Services.Bootstrap(ctx, svc.Consul, req)
 		return err
 	})
+	if err == nil {
+		err = s.writeBootstrap(svc, made)
+	}
 	if err != nil {
 		return fmt.Errorf("make the bootstrap of %s: %w", svc, err)
-	}
-	if digest(file) != svc.BootstrapSum || !s.bootstrapped(svc) { // a proxy is restarted when its file is replaced
-		if err := svc.workload.Save(func() { svc.BootstrapSum = digest(file) }); err != nil {
-			return err
-		}
-		failpoint.Here("bootstrap", "made")
-		if err := s.SecretsDir.Write(svc.place(), bootstrapFile, file, svc.uid); err != nil {
-			return err
-		}
-		failpoint.Here("bootstrap", "written")
 	}
 	if asked == 0 {
 		return nil
@@ -154,6 +152,38 @@ func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 			svc.Remake = 0
 		}
 	})
+}
+
+// writeBootstrap replaces those files that differ: the proxy is restarted when its bootstrap is replaced, which comes
+// last.
+func (s *Steps) writeBootstrap(svc *Service, made bootstrap.Result) error {
+	sums := map[string]string{bootstrapFile: digest(made.Bootstrap)}
+	for name, data := range made.Files {
+		if name == bootstrapFile || name == tokenFile {
+			return fmt.Errorf("the plugin gives a file beside it the name %q, which is taken", name)
+		}
+		sums[name] = digest(data)
+	}
+	if !maps.Equal(sums, svc.BootstrapSums) {
+		if err := svc.workload.Save(func() { svc.BootstrapSums = sums }); err != nil {
+			return err
+		}
+		failpoint.Here("bootstrap", "made")
+	}
+	for _, name := range append(slices.Sorted(maps.Keys(made.Files)), bootstrapFile) {
+		if s.written(svc, name) {
+			continue
+		}
+		data, beside := made.Files[name]
+		if !beside {
+			data = made.Bootstrap
+		}
+		if err := s.SecretsDir.Write(svc.place(), name, data, svc.uid); err != nil {
+			return err
+		}
+		failpoint.Here("bootstrap", "written")
+	}
+	return nil
 }
 
 // Renew makes the bootstrap of a running workload's service again where that was asked for. The file is replaced if it
@@ -192,17 +222,29 @@ func (s *Service) administered() bool {
 // socket is the path of one of the proxy's sockets; dir is the folder of the workload's secrets.
 func (s *Service) socket(dir, name string) string { return filepath.Join(dir, s.Name, name) }
 
-// RemoveBootstrap removes the file.
+// RemoveBootstrap removes the files.
 func (s *Steps) RemoveBootstrap(_ context.Context, svc *Service) error {
-	if err := s.SecretsDir.RemoveFile(svc.place(), bootstrapFile); err != nil {
-		return fmt.Errorf("remove the bootstrap of %s: %w", svc, err)
+	for name := range svc.BootstrapSums {
+		if err := s.SecretsDir.RemoveFile(svc.place(), name); err != nil {
+			return fmt.Errorf("remove the bootstrap of %s: %w", svc, err)
+		}
 	}
-	svc.workload.Update(func() { svc.BootstrapSum = "" })
+	svc.workload.Update(func() { svc.BootstrapSums = nil })
 	return nil
 }
 
-// bootstrapped reports whether the file is what was written.
+// bootstrapped reports whether the files are what was written.
 func (s *Steps) bootstrapped(svc *Service) bool {
-	raw, err := s.SecretsDir.Read(svc.place(), bootstrapFile, svc.uid)
-	return err == nil && digest(raw) == svc.BootstrapSum
+	for name := range svc.BootstrapSums {
+		if !s.written(svc, name) {
+			return false
+		}
+	}
+	return len(svc.BootstrapSums) > 0
+}
+
+// written reports whether a file of the bootstrap is what the journal says.
+func (s *Steps) written(svc *Service, name string) bool {
+	raw, err := s.SecretsDir.Read(svc.place(), name, svc.uid)
+	return err == nil && digest(raw) == svc.BootstrapSums[name]
 }

@@ -69,8 +69,8 @@ type Services interface {
 	// SetIntentions makes Consul allow callers of the service what the instance asks for; without intentions, what
 	// it has asked for before is taken back. Register does the former itself.
 	SetIntentions(ctx context.Context, consul string, i registration.Instance) error
-	// Bootstrap makes the file that a service's proxy is started with.
-	Bootstrap(ctx context.Context, consul string, req bootstrap.Request) ([]byte, error)
+	// Bootstrap makes the file that a service's proxy is started with, and those that it names.
+	Bootstrap(ctx context.Context, consul string, req bootstrap.Request) (bootstrap.Result, error)
 	// Changed says that the instances of this node (workload.Manager.Instances) have changed.
 	Changed()
 }
@@ -235,10 +235,10 @@ func (s *Service) Status(dir string) Status {
 	if s.TokenSum != "" {
 		st.TokenFile = filepath.Join(dir, s.Name, tokenFile)
 	}
-	if s.BootstrapSum != "" {
+	if len(s.BootstrapSums) > 0 {
 		st.BootstrapFile = filepath.Join(dir, s.Name, bootstrapFile)
 	}
-	if s.BootstrapSum != "" && s.administered() {
+	if len(s.BootstrapSums) > 0 && s.administered() {
 		st.AdminSocket, st.ReadySocket = s.socket(dir, adminSocket), s.socket(dir, readySocket)
 	}
 	st.Upstreams = addresses(s.Service.Upstreams())

@@ -62,11 +62,11 @@ func (s *Steps) repair(ctx context.Context, svc *Service) error {
 			"it has another token now: what was started with the earlier one must read its file again")
 	}
 	if outdated := svc.outdatedBootstrap(); svc.proxied && (outdated || !s.bootstrapped(svc)) {
-		before := svc.BootstrapSum
+		before := svc.BootstrapSums[bootstrapFile]
 		if err := s.Bootstrap(ctx, svc); err != nil {
 			return err
 		}
-		if outdated && svc.BootstrapSum != before {
+		if outdated && svc.BootstrapSums[bootstrapFile] != before {
 			s.event(svc, "bootstrap-replaced", "its proxy must be started again with the new bootstrap")
 		}
 	}

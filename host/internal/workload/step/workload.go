@@ -9,6 +9,8 @@ type Workload interface {
 	Resumed() bool
 	// ForcedBy is the operator who lets the release unmount what drivers do not; empty: nobody.
 	ForcedBy() string
+	// LoadedByUnits reports that systemd gives copies of its services' files to units. The caller is in a View.
+	LoadedByUnits() bool
 	// View calls read under the lock that guards the workload's records.
 	View(read func())
 	// Update changes a record under that lock and notifies those who follow the workload.

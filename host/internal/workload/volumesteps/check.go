@@ -50,6 +50,7 @@ type unstarted struct{ ref claim.WorkloadRef }
 func (u unstarted) Ref() claim.WorkloadRef { return u.ref }
 func (u unstarted) Resumed() bool          { return false }
 func (u unstarted) ForcedBy() string       { return "" }
+func (u unstarted) LoadedByUnits() bool    { return false }
 func (u unstarted) View(read func())       { read() }
 func (u unstarted) Update(change func())   { change() }
 func (u unstarted) Save(change func()) error {

@@ -119,7 +119,7 @@ func (s *Services) settleTags(ctx context.Context, a *agent, i registration.Inst
 		if err != nil {
 			return a.error(err, "read the tags of service %q", i.ID)
 		}
-		if len(found) > 0 && slices.Equal(found[0].ServiceTags, i.Service.Tags) {
+		if found = consul.Present(found); len(found) > 0 && slices.Equal(found[0].ServiceTags, i.Service.Tags) {
 			return nil
 		}
 		if time.Since(started) > patience {

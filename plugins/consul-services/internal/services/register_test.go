@@ -89,7 +89,7 @@ func TestRegister(t *testing.T) {
 		r.settled(t, plain)
 		r.quiet(t, plain)
 		got := r.inCatalog(t, plain.ID)
-		if got.Port != 0 || !reflect.DeepEqual(got.Meta, marks) || len(r.checks(t, plain.ID)) != 0 ||
+		if got.Port != 0 || !reflect.DeepEqual(r.meta(t, got), marks) || len(r.checks(t, plain.ID)) != 0 ||
 			r.inCatalog(t, plain.ID+sidecarSuffix) != nil {
 			t.Errorf("got %+v", got)
 		}
@@ -116,7 +116,7 @@ func TestRegister(t *testing.T) {
 		r.quiet(t, own)
 		got := r.inCatalog(t, own.ID+sidecarSuffix)
 		if got.Port != 21900 || !slices.Equal(got.Tags, []string{"side"}) ||
-			!reflect.DeepEqual(got.Meta, marksAnd("s", "c")) ||
+			!reflect.DeepEqual(r.meta(t, got), marksAnd("s", "c")) ||
 			got.Proxy.LocalServiceAddress != "127.0.0.7" || got.Proxy.LocalServicePort != 77 || !got.Proxy.Expose.Checks {
 			t.Errorf("got %+v of %+v", got, got.Proxy)
 		}
@@ -152,7 +152,7 @@ func registersAllFields(t *testing.T, r *rig) {
 	got := r.inCatalog(t, web.ID)
 	if got.Service != "web" || got.Port != 8080 || got.Address != "127.0.0.1" ||
 		!slices.Equal(got.Tags, []string{"a", "b"}) ||
-		!reflect.DeepEqual(got.Meta, marksAnd("k", "v")) || got.Weights != (api.AgentWeights{Passing: 5, Warning: 2}) ||
+		!reflect.DeepEqual(r.meta(t, got), marksAnd("k", "v")) || got.Weights != (api.AgentWeights{Passing: 5, Warning: 2}) ||
 		got.TaggedAddresses["lan"] != (api.ServiceAddress{Address: "10.0.0.1", Port: 8080}) ||
 		got.TaggedAddresses["wan"] != (api.ServiceAddress{Address: "192.0.2.4", Port: 99}) {
 		t.Errorf("got %+v", got)
@@ -173,7 +173,7 @@ func registersAllFields(t *testing.T, r *rig) {
 	side := r.inCatalog(t, proxyID)
 	if side.Kind != api.ServiceKindConnectProxy || side.Service != "web-sidecar-proxy" || side.Port < 21000 ||
 		!slices.Equal(side.Tags, []string{"a", "b"}) ||
-		!reflect.DeepEqual(side.Meta, marksAnd("k", "v")) || side.Proxy.DestinationServiceID != web.ID ||
+		!reflect.DeepEqual(r.meta(t, side), marksAnd("k", "v")) || side.Proxy.DestinationServiceID != web.ID ||
 		side.Proxy.LocalServiceAddress != "127.0.0.1" ||
 		side.Proxy.LocalServicePort != 8080 || len(side.Proxy.Upstreams) != 3 ||
 		side.Proxy.Expose.Paths[0].ListenerPort != 21000 {

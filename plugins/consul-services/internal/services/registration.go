@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -26,6 +27,7 @@ const (
 	markNode      = "pannier-node"
 	markNamespace = "pannier-namespace"
 	markWorkload  = "pannier-workload"
+	markToken     = "pannier-token" // the accessor of the host's token
 )
 
 // wanted is what Consul should have of one instance.
@@ -48,6 +50,16 @@ func want(i registration.Instance) (*wanted, error) {
 		w.sidecar = r.Connect.SidecarService
 	}
 	return w, nil
+}
+
+// markToken marks the parts with the token that they are registered with: Consul's agent uses it as long as they are
+// registered, so that another token registers them again.
+func (w *wanted) markToken(accessor string) {
+	for _, part := range w.parts() {
+		if accessor != "" {
+			part.Meta[markToken] = accessor
+		}
+	}
 }
 
 // proxyID returns the id of the instance's proxy; empty: none.
@@ -165,7 +177,8 @@ func taggedAddresses(in map[string]string, port int) (map[string]api.ServiceAddr
 	for tag, address := range in {
 		host, own, err := net.SplitHostPort(address)
 		if err != nil {
-			out[tag] = api.ServiceAddress{Address: address, Port: port}
+			bare := strings.TrimSuffix(strings.TrimPrefix(address, "["), "]") // of an IPv6 address
+			out[tag] = api.ServiceAddress{Address: bare, Port: port}
 			continue
 		}
 		n, err := number("port of the tagged address "+strconv.Quote(tag), own)

@@ -3,6 +3,7 @@ package services
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -44,6 +45,7 @@ type rig struct {
 	consul service.Consul // through proxy
 	proxy  *consul.Proxy
 	admin  *api.Client
+	token  string // the accessor of the host's
 }
 
 func start(t *testing.T, rules string, opts consul.Options) *rig {
@@ -55,7 +57,10 @@ func start(t *testing.T, rules string, opts consul.Options) *rig {
 	t.Cleanup(func() { _ = r.Close() })
 	secret := c.Token(t, "node")
 	check.Eventually(t, "the agent knows the token", func() bool {
-		_, _, err := c.Client(secret).ACL().TokenReadSelf(&api.QueryOptions{AllowStale: true})
+		token, _, err := c.Client(secret).ACL().TokenReadSelf(&api.QueryOptions{AllowStale: true})
+		if err == nil {
+			r.token = token.AccessorID
+		}
 		return err == nil
 	})
 	r.consul = r.proxy.Service(c.Service("default", c.TokenFile(t, secret)))
@@ -124,14 +129,37 @@ func (r *rig) syncFrom(t *testing.T, index uint64, instances ...registration.Ins
 	return index, done
 }
 
-// quiet checks that a pass writes nothing, and makes only the one query.
+// want is what Consul should have of an instance.
+func (r *rig) want(t *testing.T, i registration.Instance) *wanted {
+	t.Helper()
+	w, err := want(i)
+	check.NoError(t, err)
+	w.markToken(r.token)
+	return w
+}
+
+// meta returns a service's meta without the mark of the host's token, which it checks.
+func (r *rig) meta(t *testing.T, s *api.AgentService) map[string]string {
+	t.Helper()
+	meta := maps.Clone(s.Meta)
+	if meta[markToken] != r.token {
+		t.Errorf("%s is marked with the token %q, and the host has %s", s.ID, meta[markToken], r.token)
+	}
+	delete(meta, markToken)
+	return meta
+}
+
+// quiet checks that a pass writes nothing, and makes only the one query of the catalog.
 func (r *rig) quiet(t *testing.T, instances ...registration.Instance) {
 	t.Helper()
 	before := len(r.proxy.Requests())
 	if _, done := r.sync(t, instances...); len(done) > 0 {
 		t.Errorf("a pass without drift did %v", done)
 	}
-	if asked := r.proxy.Requests()[before:]; len(asked) != 1 || !strings.HasPrefix(asked[0], "GET /v1/internal/ui/node/") {
+	asked := slices.DeleteFunc(slices.Clone(r.proxy.Requests()[before:]), func(request string) bool {
+		return request == "GET /v1/agent/connect/ca/roots" // the local agent answers it
+	})
+	if len(asked) != 1 || !strings.HasPrefix(asked[0], "GET /v1/internal/ui/node/") {
 		t.Errorf("a pass without drift made the requests %v", asked)
 	}
 }

@@ -46,6 +46,8 @@ package services
 import (
 	"context"
 	"fmt"
+	"maps"
+	"net/http"
 	"strings"
 	"sync"
 
@@ -69,6 +71,7 @@ type Services struct {
 	tags  map[service.Consul]map[string][]string // last seen with EnableTagOverride, by id
 	clean map[held]bool                          // no intentions can be left there
 	seen  map[proxyCheck]uint64                  // the checks that isNew has seen, with their CreateIndex
+	known map[service.Consul]hostToken           // the token that was used last
 
 	count     uint64            // how often a host has asked for intentions
 	lastAsked map[string]uint64 // count then, by holder
@@ -93,6 +96,7 @@ func New() *Services {
 		tags:  map[service.Consul]map[string][]string{},
 		clean: map[held]bool{},
 		seen:  map[proxyCheck]uint64{},
+		known: map[service.Consul]hostToken{},
 
 		lastAsked: map[string]uint64{},
 	}
@@ -113,6 +117,11 @@ func (s *Services) Register(ctx context.Context, c service.Consul, i registratio
 	if err != nil {
 		return "", err
 	}
+	accessor, err := s.accessor(ctx, agent)
+	if err != nil {
+		return "", err
+	}
+	w.markToken(accessor)
 	there, err := agent.find(ctx, i.ID, i.ID+sidecarSuffix)
 	if err != nil {
 		return "", err
@@ -171,6 +180,31 @@ func (s *Services) Deregister(ctx context.Context, c service.Consul, owner regis
 type agent struct {
 	*api.Client
 	consul service.Consul
+	secret string // the token
+}
+
+// hostToken is a token of the host, with its accessor.
+type hostToken struct{ secret, accessor string }
+
+// accessor returns the accessor of the agent's token; empty: it has none, or Consul has ACLs disabled.
+func (s *Services) accessor(ctx context.Context, a *agent) (string, error) {
+	s.mu.Lock()
+	known := s.known[a.consul]
+	s.mu.Unlock()
+	if known.secret == a.secret {
+		return known.accessor, nil
+	}
+	token, _, err := a.ACL().TokenReadSelf(query(ctx))
+	if consul.Answered(err, http.StatusUnauthorized) { // ACLs are disabled
+		return "", nil
+	}
+	if err != nil {
+		return "", a.error(err, "read the host's token")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.known[a.consul] = hostToken{a.secret, token.AccessorID}
+	return token.AccessorID, nil
 }
 
 func (s *Services) agent(c service.Consul) (*agent, error) {
@@ -182,7 +216,7 @@ func (s *Services) agent(c service.Consul) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &agent{Client: client, consul: c}, nil
+	return &agent{Client: client, consul: c, secret: token}, nil
 }
 
 // register registers a service and its nested sidecar. With replace, checks that are not in the registration are
@@ -199,6 +233,7 @@ func (a *agent) find(ctx context.Context, ids ...string) (map[string]*api.AgentS
 		terms = append(terms, fmt.Sprintf("ID == %q", id))
 	}
 	there, err := a.Agent().ServicesWithFilterOpts(strings.Join(terms, " or "), query(ctx))
+	maps.DeleteFunc(there, func(_ string, s *api.AgentService) bool { return s == nil })
 	return there, a.error(err, "look for service %q", ids[0])
 }
 
@@ -227,7 +262,8 @@ func (a *agent) error(err error, what string, args ...any) error {
 	switch {
 	case strings.Contains(text, "ACL not found"):
 		return status.Errorf(codes.PermissionDenied,
-			"%s: Consul does not know the token in token_file %q: replace it by one that has %s", text, a.consul.TokenFile,
+			"%s: Consul does not know the token in token_file %q, and what was registered with it is not kept up to date: "+
+				"replace it by one that has %s", text, a.consul.TokenFile,
 			neededPolicy)
 	case strings.Contains(text, "Permission denied"):
 		return status.Errorf(codes.PermissionDenied, "%s: the token in token_file %q needs %s", text, a.consul.TokenFile,

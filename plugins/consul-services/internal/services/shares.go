@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/plugins/internal/consul"
 	"github.com/pannier/pannier/sdk/registration"
 )
 
@@ -207,7 +208,7 @@ func sourcesOf(e *api.ServiceIntentionsConfigEntry) []*api.SourceIntention {
 	if e == nil {
 		return nil
 	}
-	return e.Sources
+	return consul.Present(e.Sources)
 }
 
 // sameName says that a source of an entry is a service beside the entry's, as all of ours are. A service of the same

@@ -33,18 +33,23 @@ func (s *Services) Sync(ctx context.Context, c service.Consul, req registration.
 		services: s, owner: req.Owner, began: s.now(),
 		wanted: map[string]*wanted{}, done: map[string]registration.Change{},
 	}
+	var err error
+	if p.agent, err = s.agent(c); err != nil {
+		return 0, nil, err
+	}
+	accessor, err := s.accessor(ctx, p.agent)
+	if err != nil {
+		return 0, nil, err
+	}
 	for _, i := range req.Instances {
 		w, err := want(i)
 		if err != nil {
 			return 0, nil, err
 		}
+		w.markToken(accessor)
 		for id := range w.parts() {
 			p.wanted[id] = w
 		}
-	}
-	var err error
-	if p.agent, err = s.agent(c); err != nil {
-		return 0, nil, err
 	}
 	index, err := p.run(ctx, req.Index, req.Wait)
 	if err == nil {
@@ -220,6 +225,10 @@ func (p *pass) unsettled(d *differences) error {
 // matched takes what is of interest from a catalog that matches.
 func (p *pass) matched(ctx context.Context, seen *view) error {
 	p.keepTags(seen)
+	ca, err := p.proxyCA(ctx)
+	if err != nil {
+		return err
+	}
 	work := newWork(ctx)
 	for id, w := range p.wanted {
 		have := seen.services[w.proxyID()]
@@ -229,7 +238,7 @@ func (p *pass) matched(ctx context.Context, seen *view) error {
 		}
 		if known := w.instance.ProxyDigest; id != w.instance.ID || known == "" || have == nil || have.Proxy == nil {
 			continue
-		} else if now := proxyDigest(have.Proxy); now != known {
+		} else if now := proxyDigest(have.Proxy, ca); now != known {
 			p.note(id, registration.Reconfigured, "proxy")
 			if c := p.done[id]; c.Action == registration.Reconfigured { // else the next pass reports it
 				c.ProxyDigest = now
@@ -240,9 +249,20 @@ func (p *pass) matched(ctx context.Context, seen *view) error {
 	return work.wait()
 }
 
-// proxyDigest is of what of a proxy's configuration is not on its stream. Consul adds the proxy-defaults to it.
-func proxyDigest(p *api.AgentServiceConnectProxyConfig) string {
-	text, err := json.Marshal([]any{p.Config, p.AccessLogs})
+// proxyCA returns the certificates with which proxies verify Consul; empty: there is no proxy.
+func (p *pass) proxyCA(ctx context.Context) (string, error) {
+	for _, w := range p.wanted {
+		if w.instance.ProxyDigest != "" {
+			return consul.ProxyCA(ctx, p.agent.Client, p.agent.consul)
+		}
+	}
+	return "", nil
+}
+
+// proxyDigest is that of the parts of a proxy's configuration which its stream does not have: Consul's, with the
+// proxy-defaults, and the CA.
+func proxyDigest(p *api.AgentServiceConnectProxyConfig, ca string) string {
+	text, err := json.Marshal([]any{p.Config, p.AccessLogs, ca})
 	if err != nil {
 		return "" // it came as JSON
 	}

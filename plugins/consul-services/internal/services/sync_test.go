@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/http"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -30,8 +33,7 @@ func (r *rig) agentHas(t *testing.T, i registration.Instance, change func(*api.A
 	if i.Service, err = service.FromProto(message); err != nil {
 		t.Fatal(err)
 	}
-	w, err := want(i)
-	check.NoError(t, err)
+	w := r.want(t, i)
 	change(w.registration)
 	check.NoError(t, r.admin.Agent().ServiceRegisterOpts(w.registration,
 		api.ServiceRegisterOpts{ReplaceExistingChecks: true}))
@@ -159,7 +161,7 @@ func TestDriftInCatalog(t *testing.T) {
 	}
 	// Entries that are in the catalog but not at the agent.
 	r.repairs(t, func() {
-		ghost, _ := want(instance("ghost"))
+		ghost := r.want(t, instance("ghost"))
 		if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{
 			Node: "server-0", SkipNodeUpdate: true,
 			Service: &api.AgentService{
@@ -337,8 +339,7 @@ func TestForeign(t *testing.T) {
 // agentHasPort changes only the port, and keeps the checks of others.
 func (r *rig) agentHasPort(t *testing.T, i registration.Instance, port int) {
 	t.Helper()
-	w, err := want(i)
-	check.NoError(t, err)
+	w := r.want(t, i)
 	w.registration.Port = port
 	check.NoError(t, r.admin.Agent().ServiceRegister(w.registration))
 }
@@ -637,4 +638,126 @@ func TestReconfigured(t *testing.T) {
 	if web.ProxyDigest != first {
 		t.Errorf("without proxy-defaults the digest is %s, and was %s", web.ProxyDigest, first)
 	}
+}
+
+// TestAnotherToken replaces the host's token and deletes the one before. Consul's agent uses the token of a service's
+// registration for as long as that lasts, so that it would not bring any change to the catalog any more.
+func TestAnotherToken(t *testing.T) {
+	t.Parallel()
+	r := start(t, policy, consul.Options{})
+	web := instance("web", sidecar(), func(s *service.Service) {
+		s.Checks = []service.Check{{Type: service.CheckProcess, Interval: "1h"}}
+	})
+	r.register(t, web)
+	r.settled(t, web)
+	before := r.token
+	secret := r.Token(t, "node")
+	check.NoError(t, os.WriteFile(r.consul.TokenFile, []byte(secret), 0o600))
+	token, _, err := r.Client(secret).ACL().TokenReadSelf(nil)
+	check.NoError(t, err)
+	r.token = token.AccessorID
+	if _, done := r.sync(t, web); !slices.Equal(done, []string{"registered web: meta"}) {
+		t.Errorf("a pass did %v", done)
+	}
+	_, err = r.admin.ACL().TokenDelete(before, nil)
+	check.NoError(t, err)
+	for _, id := range []string{web.ID, web.ID + sidecarSuffix} {
+		r.meta(t, r.inCatalog(t, id))
+	}
+	check.NoError(t, r.Heartbeat(t.Context(), r.consul, []registration.Beat{{ID: web.ID, Healthy: true}}))
+	check.Eventually(t, "the catalog hears that it is well", func() bool {
+		c := r.checks(t, web.ID)["service:"+web.ID+":process"]
+		return c != nil && c.Status == api.HealthPassing
+	})
+	// A token that is gone is named, and with it what no longer works.
+	_, err = r.admin.ACL().TokenDelete(r.token, nil)
+	check.NoError(t, err)
+	check.Eventually(t, "the agent has lost the token", func() bool {
+		_, _, err = r.Sync(t.Context(), r.consul,
+			registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}})
+		return err != nil
+	})
+	for _, part := range []string{r.consul.TokenFile, "registered with it", "not kept up to date"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("got %v, want %q in it", err, part)
+		}
+	}
+	secret = r.Token(t, "node")
+	check.NoError(t, os.WriteFile(r.consul.TokenFile, []byte(secret), 0o600))
+	check.Eventually(t, "the agent knows the token", func() bool {
+		_, _, err := r.Client(secret).ACL().TokenReadSelf(&api.QueryOptions{AllowStale: true})
+		return err == nil
+	})
+}
+
+// TestAnotherCA replaces the CA with which proxies verify Consul.
+func TestAnotherCA(t *testing.T) {
+	t.Parallel()
+	r := start(t, policy, consul.Options{})
+	web := instance("web", sidecar())
+	r.register(t, web)
+	r.settled(t, web)
+	web.ProxyDigest = "unknown"
+	pass := func() string {
+		t.Helper()
+		_, changes, err := r.Sync(t.Context(), r.consul,
+			registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}})
+		check.NoError(t, err)
+		if len(changes) != 1 || changes[0].Action != registration.Reconfigured {
+			t.Fatalf("it reports %+v", changes)
+		}
+		web.ProxyDigest = changes[0].ProxyDigest
+		return web.ProxyDigest
+	}
+	mesh := pass()
+	r.consul.GRPCCAFile = filepath.Join(t.TempDir(), "ca.pem")
+	roots, _, err := r.admin.Agent().ConnectCARoots(nil)
+	check.NoError(t, err)
+	one := roots.Roots[0].RootCertPEM
+	check.NoError(t, os.WriteFile(r.consul.GRPCCAFile, []byte(one+"\n"+one), 0o600))
+	if file := pass(); file == mesh {
+		t.Error("a CA in a file counts as the mesh's")
+	}
+	check.NoError(t, os.WriteFile(r.consul.GRPCCAFile, []byte(one), 0o600))
+	pass()
+	r.quiet(t, web)
+	check.NoError(t, os.WriteFile(r.consul.GRPCCAFile, []byte("no certificate"), 0o600))
+	if _, _, err := r.Sync(t.Context(), r.consul, registration.SyncRequest{
+		Owner: owner, Instances: []registration.Instance{web},
+	}); err == nil || !strings.Contains(err.Error(), r.consul.GRPCCAFile) {
+		t.Errorf("got %v", err)
+	}
+	r.consul.GRPCCAFile = ""
+}
+
+// TestNull checks that no answer with null in it ends the plugin.
+func TestNull(t *testing.T) {
+	t.Parallel()
+	r := start(t, policy, consul.Options{})
+	web := instance("web", sidecar(), func(s *service.Service) { s.EnableTagOverride = true })
+	r.register(t, web)
+	web.ProxyDigest = "unknown"
+	for path, answers := range map[string][]string{
+		"/v1/internal/ui/node/": {`null`, `{"Services": [null], "Checks": [null]}`},
+		"/v1/agent/services":    {`null`, `{"a": null}`},
+		"/v1/agent/checks":      {`null`, `{"a": null}`},
+		"/v1/agent/self":        {`null`, `{"Config": null}`},
+		"/v1/acl/token/self":    {`null`},
+		"/v1/agent/connect/ca/": {`null`, `{"Roots": [null]}`},
+		"/v1/catalog/service/":  {`null`, `[null]`},
+	} {
+		for _, answer := range answers {
+			r.proxy.Add(consul.Match{Path: path}, consul.Status(http.StatusOK, answer))
+			other := New() // which has asked nothing yet
+			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+			// What they return is Consul's fault.
+			_, _, _ = other.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}})
+			_, _ = other.Register(ctx, r.consul, web)
+			cancel()
+			check.NoError(t, other.Close())
+			r.proxy.Clear()
+		}
+	}
+	web.ProxyDigest = ""
+	r.settled(t, web)
 }

@@ -2,7 +2,9 @@ package services
 
 import (
 	"context"
+	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -58,10 +60,10 @@ func (a *agent) catalog(ctx context.Context, node string, index uint64, wait tim
 		return nil, 0, a.error(err, "read what the catalog has of node %q", node)
 	}
 	v := newView()
-	for _, s := range dump.Services {
+	for _, s := range consul.Present(dump.Services) {
 		v.services[s.ID] = s
 	}
-	for _, c := range dump.Checks {
+	for _, c := range consul.Present(dump.Checks) {
 		v.addCheck(c)
 	}
 	return v, meta.LastIndex, nil
@@ -73,11 +75,12 @@ func (a *agent) local(ctx context.Context) (*view, error) {
 	if _, err := a.Raw().Query("/v1/agent/services", &v.services, query(ctx)); err != nil {
 		return nil, a.error(err, "list the agent's services")
 	}
+	maps.DeleteFunc(v.services, func(_ string, s *api.AgentService) bool { return s == nil })
 	var checks map[string]*api.HealthCheck
 	if _, err := a.Raw().Query("/v1/agent/checks", &checks, query(ctx)); err != nil {
 		return nil, a.error(err, "list the agent's checks")
 	}
-	for _, c := range checks {
+	for _, c := range consul.Present(slices.Collect(maps.Values(checks))) {
 		v.addCheck(c)
 	}
 	return v, nil

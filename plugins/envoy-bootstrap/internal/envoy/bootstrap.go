@@ -49,8 +49,11 @@ type Proxy struct {
 	Admin, Ready Endpoint
 	// Server is Consul's xDS server.
 	Server Server
-	// Token is sent with every xDS stream; empty: anonymous streams.
-	Token string
+	// Token is sent with every xDS stream; empty: anonymous streams. TokenFile is its file, in Dir.
+	Token, TokenFile string
+	// Dir is where the proxy finds the files beside the bootstrap; empty: the bootstrap contains the token and the CA. So
+	// does one of an operator's template.
+	Dir string
 }
 
 // Endpoint is an IP address and a TCP port, or the path of a unix socket that only the proxy's user reaches.
@@ -80,25 +83,34 @@ type AccessLogs struct {
 	JSONFormat, TextFormat string
 }
 
-// Bootstrap returns the bootstrap of p as indented JSON with a final newline. InvalidArgument names the key of
-// p.Config, or the field, that is wrong.
-func Bootstrap(p Proxy) ([]byte, error) {
+// Bootstrap returns the bootstrap of p as indented JSON with a final newline, and the files that it names, by their
+// names in p.Dir. InvalidArgument names the key of p.Config, or the field, that is wrong.
+func Bootstrap(p Proxy) (bootstrap []byte, files map[string][]byte, err error) {
+	text, err := settings(p.Config).text(keyTemplate)
+	if err != nil {
+		return nil, nil, err
+	}
+	if text != "" {
+		p.Dir = ""
+	}
 	b, err := build(p)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := validate(b); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if text, err := settings(p.Config).text(keyTemplate); err != nil {
-		return nil, err
-	} else if text != "" {
-		if p.Admin.Port == 0 && strings.Contains(text, "AdminBind") {
-			return nil, invalid(keyTemplate, `it binds the admin API to a port, which needs connect { admin = "tcp" }`)
+	switch {
+	case text == "":
+		if files, err = p.files(); err == nil {
+			bootstrap, err = encode(b, "  ")
 		}
-		return fromTemplate(p, text, b)
+	case p.Admin.Port == 0 && strings.Contains(text, "AdminBind"):
+		err = invalid(keyTemplate, `it binds the admin API to a port, which needs connect { admin = "tcp" }`)
+	default:
+		bootstrap, err = fromTemplate(p, text, b)
 	}
-	return encode(b, "  ")
+	return bootstrap, files, err
 }
 
 // build returns the bootstrap without the operator's template.
@@ -122,14 +134,14 @@ func build(p Proxy) (*bootstrapv3.Bootstrap, error) {
 		},
 		LayeredRuntime:   layeredRuntime(),
 		StaticResources:  &bootstrapv3.Bootstrap_StaticResources{},
-		DynamicResources: dynamicResources(p.Token),
+		DynamicResources: dynamicResources(p),
 	}
 	if name, err := settings(p.Config).text(keyNodeName); err != nil {
 		return nil, err
 	} else if name != "" {
 		b.Node.Metadata.Fields[nodeNameField] = structpb.NewStringValue(name)
 	}
-	agent, err := agentCluster(p.Server)
+	agent, err := agentCluster(p)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +182,7 @@ func layeredRuntime() *bootstrapv3.LayeredRuntime {
 const tokenHeader = "x-consul-token"
 
 // dynamicResources come over one delta stream from Consul. Envoy waits for them without a time limit.
-func dynamicResources(token string) *bootstrapv3.Bootstrap_DynamicResources {
+func dynamicResources(p Proxy) *bootstrapv3.Bootstrap_DynamicResources {
 	ads := func() *corev3.ConfigSource {
 		return &corev3.ConfigSource{
 			ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
@@ -178,16 +190,20 @@ func dynamicResources(token string) *bootstrapv3.Bootstrap_DynamicResources {
 			ResourceApiVersion:    corev3.ApiVersion_V3,
 		}
 	}
+	stream := &corev3.GrpcService_EnvoyGrpc{ClusterName: agentClusterName}
+	service := &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: stream}}
+	if p.readsToken() {
+		stream.RetryPolicy = streamRetry()
+	} else {
+		service.InitialMetadata = []*corev3.HeaderValue{{Key: tokenHeader, Value: p.Token}}
+	}
 	return &bootstrapv3.Bootstrap_DynamicResources{
 		LdsConfig: ads(),
 		CdsConfig: ads(),
 		AdsConfig: &corev3.ApiConfigSource{
 			ApiType:             corev3.ApiConfigSource_DELTA_GRPC,
 			TransportApiVersion: corev3.ApiVersion_V3,
-			GrpcServices: []*corev3.GrpcService{{
-				TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: agentClusterName}},
-				InitialMetadata: []*corev3.HeaderValue{{Key: tokenHeader, Value: token}},
-			}},
+			GrpcServices:        []*corev3.GrpcService{service},
 		},
 	}
 }

@@ -3,6 +3,9 @@ package envoy
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -10,6 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/consul"
+	real "github.com/pannier/pannier/test/lib/envoy"
 )
 
 const token = "7f2c1c5e-9a57-4d1e-b7b1-0f1e2d3c4b5a"
@@ -79,7 +84,7 @@ func TestWrongValues(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, err := Bootstrap(proxy(map[string]any{tc.key: tc.value}))
+			out, _, err := Bootstrap(proxy(map[string]any{tc.key: tc.value}))
 			if status.Code(err) != codes.InvalidArgument || out != nil {
 				t.Fatalf("got %v and\n%s", err, out)
 			}
@@ -107,7 +112,7 @@ func TestUnknownType(t *testing.T) {
 		"alone":         {keyTracing: tracing},
 		"in a template": {keyTracing: tracing, keyTemplate: `{"node": {"id": "x"}, "tracing": {{ .TracingConfigJSON }}}`},
 	} {
-		out, err := Bootstrap(proxy(config))
+		out, _, err := Bootstrap(proxy(config))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -132,7 +137,7 @@ func TestUnknownType(t *testing.T) {
 // TestOneForAList checks that a single value is accepted instead of a list, as Envoy's parser does, also in
 // packed messages and maps.
 func TestOneForAList(t *testing.T) {
-	out, err := Bootstrap(proxy(map[string]any{keyStaticListeners: `{
+	out, _, err := Bootstrap(proxy(map[string]any{keyStaticListeners: `{
 		"name": "a", "filter_chains": {"filters": {"name": "n", "typed_config": {
 			"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
 			"stat_prefix": "s", "route_config": {"virtual_hosts": {"name": "v", "domains": "*", "typed_per_filter_config": {"f": {
@@ -170,11 +175,56 @@ func TestWrongInput(t *testing.T) {
 	} {
 		p := proxy(nil)
 		tc.change(&p)
-		_, err := Bootstrap(p)
+		_, _, err := Bootstrap(p)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.want) ||
 			strings.Contains(err.Error(), token) {
 			t.Errorf("%s: got %v, want %q in it", name, err, tc.want)
 		}
+	}
+}
+
+// TestSecretsInFiles checks that a bootstrap with a directory contains neither token nor CA, that Envoy takes it, and
+// that another token or CA changes no byte of it. An operator's template contains them.
+func TestSecretsInFiles(t *testing.T) {
+	ca, _, _ := consul.Certificates(t, t.TempDir())
+	text, err := os.ReadFile(ca)
+	check.NoError(t, err)
+	p := proxy(nil)
+	p.Dir = t.TempDir()
+	p.TokenFile = filepath.Join(p.Dir, "si_token")
+	p.Server.TLS, p.Server.CA = true, string(text)
+	out, files, err := Bootstrap(p)
+	check.NoError(t, err)
+	if len(files) != 2 || strings.Contains(string(out), token) || strings.Contains(string(out), "CERTIFICATE") {
+		t.Errorf("got %d files and\n%s", len(files), out)
+	}
+	check.NoError(t, os.WriteFile(p.TokenFile, []byte(token), 0o600))
+	for name, text := range files {
+		if strings.Contains(string(text), token) {
+			t.Errorf("%s contains the token", name)
+		}
+		check.NoError(t, os.WriteFile(filepath.Join(p.Dir, name), text, 0o600))
+	}
+	other := p
+	other.Token, other.Server.CA = "another", "another"
+	again, otherFiles, err := Bootstrap(other)
+	check.NoError(t, err)
+	if !bytes.Equal(again, out) {
+		t.Errorf("with other secrets it is\n%s\nand was\n%s", again, out)
+	}
+	for name, text := range files {
+		if same := bytes.Equal(text, otherFiles[name]); same != (name == secretFile(tokenSecret)) {
+			t.Errorf("%s stays the same: %t", name, same)
+		}
+	}
+	p.Config = map[string]any{keyTemplate: `{"node": {"id": "{{ .Token }}", "cluster": "{{ .AgentCAPEM }}"}}`}
+	filled, files, err := Bootstrap(p)
+	check.NoError(t, err)
+	if len(files) > 0 || !strings.Contains(string(filled), token) || !strings.Contains(string(filled), "CERTIFICATE") {
+		t.Errorf("got %d files and\n%s", len(files), filled)
+	}
+	if warnings, err := real.Validate(t, real.Program(t, "secrets in files"), out); err != nil || warnings != "" {
+		t.Errorf("Envoy says %v\n%s", err, warnings)
 	}
 }
 
@@ -187,7 +237,7 @@ func BenchmarkBootstrap(b *testing.B) {
 			p := proxy(config)
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := Bootstrap(p); err != nil {
+				if _, _, err := Bootstrap(p); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -199,7 +249,7 @@ func BenchmarkBootstrap(b *testing.B) {
 func TestNoAdmin(t *testing.T) {
 	p := proxy(nil)
 	p.Admin = Endpoint{}
-	out, err := Bootstrap(p)
+	out, _, err := Bootstrap(p)
 	check.NoError(t, err)
 	var got map[string]any
 	check.NoError(t, json.Unmarshal(out, &got))
@@ -207,11 +257,12 @@ func TestNoAdmin(t *testing.T) {
 		t.Errorf("the bootstrap is %s", out)
 	}
 	p.Config = map[string]any{keyPrometheusBind: "127.0.0.1:9102"}
-	if _, err := Bootstrap(p); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "admin API") {
+	_, _, err = Bootstrap(p)
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "admin API") {
 		t.Errorf("got %v", err)
 	}
 	p.Admin, p.Config = Endpoint{Socket: "/run/a.sock"}, map[string]any{keyTemplate: "{{ .AdminBindPort }}"}
-	_, err = Bootstrap(p)
+	_, _, err = Bootstrap(p)
 	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `admin = "tcp"`) {
 		t.Errorf("got %v", err)
 	}
@@ -232,17 +283,17 @@ func TestPrometheus(t *testing.T) {
 		"an authority alone":   {keyPrometheusCAPath, "/cas", keyPrometheusKey},
 		"an authority by list": {keyPrometheusCAFile, []any{"/ca.pem"}, "want a string"},
 	} {
-		_, err := Bootstrap(proxy(map[string]any{keyPrometheusBind: "127.0.0.1:9102", tc.key: tc.value}))
+		_, _, err := Bootstrap(proxy(map[string]any{keyPrometheusBind: "127.0.0.1:9102", tc.key: tc.value}))
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: got %v, want %q", name, err, tc.want)
 		}
-		if _, err := Bootstrap(proxy(map[string]any{tc.key: tc.value})); err != nil {
+		if _, _, err := Bootstrap(proxy(map[string]any{tc.key: tc.value})); err != nil {
 			t.Errorf("%s without a listener: %v", name, err)
 		}
 	}
 	p := proxy(map[string]any{keyPrometheusBind: "127.0.0.1:9102", keyPrometheusBackend: 20100.0})
 	p.Admin = Endpoint{}
-	out, err := Bootstrap(p)
+	out, _, err := Bootstrap(p)
 	check.NoError(t, err)
 	var got struct {
 		Static struct {
@@ -258,16 +309,25 @@ func TestPrometheus(t *testing.T) {
 // TestFieldsOfLater checks that a template may have fields that only a later Envoy knows, and that the others are
 // checked.
 func TestFieldsOfLater(t *testing.T) {
-	out, err := Bootstrap(proxy(map[string]any{keyTemplate: `{"node": {"id": "{{ .ProxyID }}", "later": 1}, "even": ["later"]}`}))
+	out, _, err := Bootstrap(proxy(map[string]any{keyTemplate: `{"node": {"id": "{{ .ProxyID }}", "later": 1}, "even": ["later"]}`}))
 	check.NoError(t, err)
 	if want := "{\n  \"node\": {\n    \"id\": \"web-sidecar-proxy\",\n    \"later\": 1\n  },\n  \"even\": [\n    \"later\"\n  ]\n}\n"; string(out) != want {
 		t.Errorf("got %s", out)
 	}
+	const router = `"typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"`
+	const around = `{"later": 1, "static_resources": {"listeners": {"name": "l", "listener_filters": {"name": "f", %s}}}}`
+	for _, inside := range []string{router + "}", router + `, "later": {"a": [1]}}`} {
+		text := fmt.Sprintf(around, inside)
+		if _, _, err := Bootstrap(proxy(map[string]any{keyTemplate: text})); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
 	for _, text := range []string{
+		fmt.Sprintf(around, router+`, "dynamic_stats": "x"}`),
 		`{"later": 1, "node": {"id": 5}}`, `{"later": 1, "static_resources": {"clusters": {"name": ""}}}`,
 		`{"later": 1, "admin": {"address": {"socket_address": {"address": "a", "port_value": 70000}}}}`,
 	} {
-		if out, err := Bootstrap(proxy(map[string]any{keyTemplate: text})); status.Code(err) != codes.InvalidArgument {
+		if out, _, err := Bootstrap(proxy(map[string]any{keyTemplate: text})); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %s, %v", text, out, err)
 		}
 	}

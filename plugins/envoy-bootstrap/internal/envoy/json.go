@@ -123,7 +123,7 @@ func (a adapter) adaptFields(object map[string]any, d protoreflect.MessageDescri
 		if field == nil {
 			field = d.Fields().ByTextName(name)
 		}
-		if field == nil && a.known {
+		if field == nil && a.known && name != "@type" {
 			delete(object, name)
 		}
 		if field == nil || value == nil {

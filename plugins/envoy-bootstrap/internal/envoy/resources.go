@@ -38,7 +38,8 @@ const (
 )
 
 // agentCluster is the cluster of Consul's xDS server.
-func agentCluster(s Server) (*clusterv3.Cluster, error) {
+func agentCluster(p Proxy) (*clusterv3.Cluster, error) {
+	s := p.Server
 	address := socketAddress(s.Endpoint)
 	if s.Socket != "" {
 		address = pipeAddress(s.Socket)
@@ -50,14 +51,23 @@ func agentCluster(s Server) (*clusterv3.Cluster, error) {
 		return nil, err
 	}
 	c.ConnectTimeout = durationpb.New(time.Second)
+	if p.readsToken() {
+		if err := p.addToken(c); err != nil {
+			return nil, err
+		}
+	}
 	if !s.TLS {
 		return c, nil
 	}
-	c.TransportSocket, err = tlsSocket(&tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
-		ValidationContextType: &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
-			TrustedCa: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: s.CA}},
-		}},
-	}})
+	common := &tlsv3.CommonTlsContext{}
+	if p.Dir != "" {
+		common.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
+			ValidationContextSdsSecretConfig: p.secret(caSecret),
+		}
+	} else {
+		common.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: validationContext(s.CA)}
+	}
+	c.TransportSocket, err = tlsSocket(&tlsv3.UpstreamTlsContext{CommonTlsContext: common})
 	return c, err
 }
 

@@ -253,14 +253,16 @@ func TestAgentWithoutXDS(t *testing.T) {
 
 // TestNoCA checks that no bootstrap is made that would send the token to a server that nothing verifies.
 func TestNoCA(t *testing.T) {
-	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte(`{"Roots": []}`))
-	}))
-	defer agent.Close()
-	g := New(hclog.NewNullLogger())
-	defer g.Close()
-	s, err := g.server(t.Context(), service.Consul{Name: "default", Address: agent.URL, GRPCAddress: "https://127.0.0.1:8503"}, "")
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "grpc_ca_file") {
-		t.Errorf("got %+v, %v", s, err)
+	for _, answer := range []string{`{"Roots": []}`, `{"Roots": [null]}`, `null`} {
+		agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(answer))
+		}))
+		g := New(hclog.NewNullLogger())
+		s, err := g.server(t.Context(), service.Consul{Name: "default", Address: agent.URL, GRPCAddress: "https://127.0.0.1:8503"}, "")
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "grpc_ca_file") {
+			t.Errorf("%s: got %+v, %v", answer, s, err)
+		}
+		check.NoError(t, g.Close())
+		agent.Close()
 	}
 }

@@ -37,14 +37,17 @@ const (
 
 // Generator is a bootstrap plugin for Envoy proxies that are registered in Consul. It is safe for concurrent use.
 type Generator struct {
-	log  hclog.Logger
-	pool *consul.Pool
+	log   hclog.Logger
+	pool  *consul.Pool
+	reach func(ctx context.Context, s envoy.Server) error
 }
 
 var _ bootstrap.Bootstrap = (*Generator)(nil)
 
 // New makes a Generator.
-func New(log hclog.Logger) *Generator { return &Generator{log: log, pool: consul.NewPool()} }
+func New(log hclog.Logger) *Generator {
+	return &Generator{log: log, pool: consul.NewPool(), reach: reach}
+}
 
 // Close closes the connections to Consul. It may be repeated.
 func (g *Generator) Close() error { return g.pool.Close() }
@@ -53,17 +56,18 @@ func (g *Generator) Close() error { return g.pool.Close() }
 // configuration is wrong, or the service is not a proxy. FailedPrecondition: a file cannot be used, or the Consul
 // agent does not serve xDS. NotFound: the proxy was not registered within the wait. PermissionDenied: the token
 // may not read the registration. Unavailable and ResourceExhausted: Consul did not answer within the wait.
-func (g *Generator) Generate(ctx context.Context, c service.Consul, req bootstrap.Request) ([]byte, error) {
+func (g *Generator) Generate(ctx context.Context, c service.Consul, req bootstrap.Request) (out bootstrap.Result,
+	err error,
+) {
 	if err := validate(req); err != nil {
-		return nil, err
+		return out, err
 	}
 	p, err := g.await(ctx, c, req)
-	if err != nil {
-		return nil, about(req.ProxyID, err)
+	if err == nil {
+		out.Bootstrap, out.Files, err = envoy.Bootstrap(p)
 	}
-	out, err := envoy.Bootstrap(p)
 	if err != nil {
-		return nil, about(req.ProxyID, err)
+		return out, about(req.ProxyID, err)
 	}
 	return out, nil
 }
@@ -71,6 +75,10 @@ func (g *Generator) Generate(ctx context.Context, c service.Consul, req bootstra
 func validate(req bootstrap.Request) error {
 	if req.ProxyID == "" {
 		return status.Error(codes.InvalidArgument, "make a bootstrap: the request names no proxy")
+	}
+	if req.Dir != "" && !filepath.IsAbs(req.Dir) {
+		return status.Errorf(codes.InvalidArgument, "make the bootstrap of proxy %q: the directory %q is no absolute path",
+			req.ProxyID, req.Dir)
 	}
 	for what, b := range map[string]bootstrap.Bind{"admin": req.Admin, "ready": req.Ready} {
 		socket := b.Socket()

@@ -137,6 +137,11 @@ func (r row) compare(t *testing.T, c *consul.Cluster, used map[string][]string) 
 		t.Fatal(err)
 	}
 	theirs := r.command(t, c, at, secret, tokenFile, admin)
+	if theirs == nil {
+		name := explain(r.name, "transport_socket.validation_context.trusted_ca.inline_string")
+		used[name] = append(used[name], r.name)
+		return
+	}
 	for _, d := range diffBootstraps(t, theirs, ours) {
 		if name := explain(r.name, d.path); name != "" {
 			used[name] = append(used[name], r.name)
@@ -178,6 +183,9 @@ func (r row) command(t *testing.T, c *consul.Cluster, at service.Consul, secret,
 	if err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
+			if strings.Contains(string(exit.Stderr), "no CA certificates are available") {
+				return nil // Consul 1.22 refuses what 1.19 printed with an empty CA
+			}
 			t.Logf("%s", exit.Stderr)
 		}
 		t.Fatalf("consul connect envoy: %v", err)

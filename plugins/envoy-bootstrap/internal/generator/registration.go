@@ -59,6 +59,8 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 		Ready:      ready,
 		Server:     server,
 		Token:      token,
+		TokenFile:  req.TokenFile,
+		Dir:        req.Dir,
 	}
 	// The agent merges the proxy-defaults into the registration.
 	if logs := registered.Proxy.AccessLogs; logs != nil {

@@ -31,14 +31,14 @@ func TestStable(t *testing.T) {
 	g := New(hclog.NewNullLogger())
 	defer g.Close()
 	for range 50 {
-		if out, err := g.Generate(t.Context(), r.at, r.req); err != nil || !bytes.Equal(out, first) {
+		if out, err := g.Generate(t.Context(), r.at, r.req); err != nil || !bytes.Equal(out.Bootstrap, first) {
 			t.Fatalf("got %v and\n%s\nwant\n%s", err, out, first)
 		}
 	}
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			if out, err := g.Generate(t.Context(), r.at, r.req); err != nil || !bytes.Equal(out, first) {
+			if out, err := g.Generate(t.Context(), r.at, r.req); err != nil || !bytes.Equal(out.Bootstrap, first) {
 				t.Errorf("got %v and\n%s\nwant\n%s", err, out, first)
 			}
 		})

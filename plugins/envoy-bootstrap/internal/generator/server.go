@@ -1,19 +1,24 @@
 package generator
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/consul/api"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/internal/cabundle"
 	"github.com/pannier/pannier/plugins/envoy-bootstrap/internal/envoy"
 	"github.com/pannier/pannier/plugins/internal/consul"
 	"github.com/pannier/pannier/sdk/bootstrap"
@@ -36,20 +41,97 @@ func (g *Generator) server(ctx context.Context, c service.Consul, token string) 
 	if err != nil {
 		return s, status.Errorf(status.Code(err), "grpc_address of Consul %q: %s", c.Name, status.Convert(err).Message())
 	}
-	caFile := cmp.Or(c.GRPCCAFile, c.CAFile)
 	if s.Socket != "" {
 		// A socket's address has no scheme that says whether it uses TLS.
-		caFile = c.GRPCCAFile
-		s.TLS = caFile != ""
+		s.TLS = c.GRPCCAFile != ""
 	}
-	switch {
-	case !s.TLS:
-	case caFile != "":
-		s.CA, err = readCA(caFile)
-	default:
-		s.CA, err = g.askCA(ctx, c, token)
+	if s.TLS {
+		client, err := g.pool.Client(c, token)
+		if err != nil {
+			return s, err
+		}
+		if s.CA, err = consul.ProxyCA(ctx, client, c); err != nil {
+			return s, err
+		}
 	}
-	return s, err
+	if err := g.reach(ctx, s); err != nil {
+		return s, status.Errorf(codes.Unavailable, "no xDS server of Consul %q at %s: %s: set grpc_address in the host's "+
+			"consul block", c.Name, address, status.Convert(err).Message())
+	}
+	return s, nil
+}
+
+// reachTimeout bounds the try to reach the xDS server.
+const reachTimeout = 5 * time.Second
+
+// reach connects to the server as the proxy will, which would retry for ever, and fails unless it serves gRPC.
+func reach(ctx context.Context, s envoy.Server) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	network, address := "tcp", net.JoinHostPort(s.Endpoint.Address, strconv.Itoa(int(s.Endpoint.Port)))
+	if s.Socket != "" {
+		network, address = "unix", s.Socket
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	if s.TLS {
+		over := tls.Client(conn, verifyChain(s.CA))
+		if err := over.HandshakeContext(ctx); err != nil {
+			return err
+		}
+		conn = over
+	}
+	emptyMessage := bytes.NewReader(make([]byte, 5)) // not compressed, of no length
+	ask, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+quietCall, emptyMessage)
+	if err != nil {
+		return err
+	}
+	ask.Header.Set("Content-Type", "application/grpc")
+	alone := &http.Transport{ // HTTP/2 on the connection, whatever protects it
+		Protocols:   new(http.Protocols),
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil },
+	}
+	alone.Protocols.SetUnencryptedHTTP2(true)
+	defer alone.CloseIdleConnections()
+	answer, err := alone.RoundTrip(ask)
+	if err != nil {
+		return fmt.Errorf("what listens there does not speak gRPC%s: %w", with[s.TLS], err)
+	}
+	defer answer.Body.Close()
+	if kind := answer.Header.Get("Content-Type"); !strings.HasPrefix(kind, "application/grpc") {
+		return fmt.Errorf("what listens there does not speak gRPC, but HTTP (%s)", answer.Status)
+	}
+	return nil
+}
+
+// quietCall is one that Consul answers, or refuses, without a line in its log.
+const quietCall = "/hashicorp.consul.dataplane.DataplaneService/GetSupportedDataplaneFeatures"
+
+// with says whether gRPC was tried with TLS.
+var with = map[bool]string{true: " with TLS", false: " without TLS"}
+
+// verifyChain verifies a server as Envoy does: by its chain, whatever its name is.
+func verifyChain(ca string) *tls.Config {
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(ca))
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"h2"},
+		//nolint:gosec // G402: VerifyConnection does it
+		InsecureSkipVerify: true,
+		VerifyConnection: func(is tls.ConnectionState) error {
+			between := x509.NewCertPool()
+			for _, c := range is.PeerCertificates[1:] {
+				between.AddCert(c)
+			}
+			_, err := is.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between})
+			return err
+		},
+	}
 }
 
 // parseAddress parses host:port with or without http:// or https://, and unix:///path. Envoy needs an IP address,
@@ -123,6 +205,7 @@ func (g *Generator) askAddress(ctx context.Context, c service.Consul, token stri
 		XDS struct {
 			Ports struct{ Plaintext, TLS int }
 		} `json:"xDS"`
+		DebugConfig struct{ GRPCAddrs, GRPCTLSAddrs []string }
 	}
 	_, err = client.Raw().Query("/v1/agent/self", &self, (&api.QueryOptions{}).WithContext(ctx))
 	switch {
@@ -130,48 +213,40 @@ func (g *Generator) askAddress(ctx context.Context, c service.Consul, token stri
 		g.log.Warn(
 			"the token may not read the Consul agent (agent:read): using the default port for xDS; set grpc_address or another token",
 			"consul", c.Name, "port", fallbackPort)
-		return "localhost:" + strconv.Itoa(fallbackPort), nil
+		return listenAddress(c, nil, fallbackPort), nil
 	case err != nil:
 		return "", consul.Error(err, c, "ask the agent for its xDS port")
 	case self.XDS.Ports.TLS > 0:
-		return "https://localhost:" + strconv.Itoa(self.XDS.Ports.TLS), nil
+		return "https://" + listenAddress(c, self.DebugConfig.GRPCTLSAddrs, self.XDS.Ports.TLS), nil
 	case self.XDS.Ports.Plaintext > 0:
-		return "localhost:" + strconv.Itoa(self.XDS.Ports.Plaintext), nil
+		return listenAddress(c, self.DebugConfig.GRPCAddrs, self.XDS.Ports.Plaintext), nil
 	}
 	return "", status.Errorf(codes.FailedPrecondition,
 		"the agent of Consul %q (%s) does not serve xDS: set ports.grpc_tls or ports.grpc in its configuration, "+
 			"or grpc_address in the host's", c.Name, c.Address)
 }
 
-func readCA(path string) (string, error) {
-	pem, err := cabundle.Read(path)
-	if err != nil {
-		return "", status.Errorf(codes.FailedPrecondition, "the xDS server's CA file cannot be read: %v", err)
+// listenAddress returns where the agent serves xDS: of its addresses, such as "tcp://10.0.0.7:8502", the one with the
+// host of its HTTP API, or else the first; that host, where it listens on all.
+func listenAddress(c service.Consul, listens []string, port int) string {
+	host := "localhost"
+	scheme, rest, found := strings.Cut(c.Address, "://")
+	if !found {
+		rest = scheme
 	}
-	if !x509.NewCertPool().AppendCertsFromPEM(pem) {
-		return "", status.Errorf(codes.FailedPrecondition, "the xDS server's CA file %q has no PEM certificate", path)
+	if u, err := url.Parse("//" + rest); err == nil {
+		host = cmp.Or(u.Hostname(), host)
 	}
-	return string(pem), nil
-}
-
-// askCA reads the mesh's own CA, which signs the certificates of agents with auto_encrypt or auto_config.
-// Without any CA the proxy would send its token to any server that answers.
-func (g *Generator) askCA(ctx context.Context, c service.Consul, token string) (string, error) {
-	client, err := g.pool.Client(c, token)
-	if err != nil {
-		return "", err
+	best := ""
+	for _, text := range listens {
+		at, err := netip.ParseAddrPort(strings.TrimPrefix(text, "tcp://"))
+		switch {
+		case err != nil: // a socket of the file system
+		case at.Addr().IsUnspecified(), at.Addr().String() == host:
+			return net.JoinHostPort(host, strconv.Itoa(port))
+		case best == "":
+			best = at.String()
+		}
 	}
-	roots, _, err := client.Agent().ConnectCARoots((&api.QueryOptions{}).WithContext(ctx))
-	if err != nil {
-		return "", consul.Error(err, c, "ask the agent for the mesh's CA, since neither grpc_ca_file nor ca_file is set")
-	}
-	var pems strings.Builder
-	for _, root := range roots.Roots {
-		pems.WriteString(strings.TrimSpace(root.RootCertPEM) + "\n")
-	}
-	if pems.Len() == 0 {
-		return "", status.Errorf(codes.FailedPrecondition,
-			"Consul %q (%s) has no mesh CA, and neither grpc_ca_file nor ca_file is set", c.Name, c.Address)
-	}
-	return pems.String(), nil
+	return cmp.Or(best, net.JoinHostPort(host, strconv.Itoa(port)))
 }

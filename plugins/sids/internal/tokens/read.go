@@ -84,7 +84,7 @@ func (i *Issuer) list(ctx context.Context, c service.Consul, cluster string) ([]
 		return nil, i.privilegedError(err, c, what)
 	}
 	var out []identity.Token
-	for _, e := range entries {
+	for _, e := range consul.Present(entries) {
 		token := toToken(e.AccessorID, e.Description, e.CreateTime, e.ExpirationTime)
 		if token.Subject.Cluster == cluster && cluster != "" {
 			out = append(out, token)

@@ -128,12 +128,12 @@ func (s *services) Heartbeat(ctx context.Context, c service.Consul, _ []registra
 // proxies is a bootstrap plugin.
 type proxies struct{ *plugin }
 
-func (p *proxies) Generate(ctx context.Context, c service.Consul, req bootstrap.Request) ([]byte, error) {
+func (p *proxies) Generate(ctx context.Context, c service.Consul, req bootstrap.Request) (made bootstrap.Result, err error) {
 	var secret string
 	if req.TokenFile != "" {
 		text, err := os.ReadFile(req.TokenFile)
 		if err != nil && p.mode != "lenient" {
-			return nil, status.Error(codes.FailedPrecondition, "the token file cannot be read")
+			return made, status.Error(codes.FailedPrecondition, "the token file cannot be read")
 		}
 		secret = strings.TrimSpace(string(text))
 	}
@@ -141,9 +141,8 @@ func (p *proxies) Generate(ctx context.Context, c service.Consul, req bootstrap.
 	if p.mode == "unstable" && req.Admin.Port == 19000 {
 		out["at"] = p.again()
 	}
-	text, err := json.Marshal(out)
-	if err != nil {
-		return nil, err
+	if made.Bootstrap, err = json.Marshal(out); err != nil {
+		return made, err
 	}
-	return text, p.reach(ctx, c.Address, req.ProxyID, secret)
+	return made, p.reach(ctx, c.Address, req.ProxyID, secret)
 }

@@ -56,6 +56,6 @@ type generator struct {
 	lifecycle
 }
 
-func (g generator) Generate(ctx context.Context, _ service.Consul, _ bootstrap.Request) ([]byte, error) {
-	return []byte("{}"), g.answer(ctx)
+func (g generator) Generate(ctx context.Context, _ service.Consul, _ bootstrap.Request) (bootstrap.Result, error) {
+	return bootstrap.Result{Bootstrap: []byte("{}")}, g.answer(ctx)
 }

@@ -36,7 +36,10 @@ type GenerateRequest struct {
 	Admin *Bind `protobuf:"bytes,4,opt,name=admin,proto3" json:"admin,omitempty"`
 	Ready *Bind `protobuf:"bytes,5,opt,name=ready,proto3" json:"ready,omitempty"`
 	// wait_ms bounds the wait for the registration, in milliseconds; 0: 60 s.
-	WaitMs        int64 `protobuf:"varint,6,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	WaitMs int64 `protobuf:"varint,6,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	// dir is the directory, with the token file, in which the proxy finds the files of the response; empty: it finds none,
+	// and the bootstrap contains everything.
+	Dir           string `protobuf:"bytes,7,opt,name=dir,proto3" json:"dir,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -113,6 +116,13 @@ func (x *GenerateRequest) GetWaitMs() int64 {
 	return 0
 }
 
+func (x *GenerateRequest) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
 // Bind is an address with a port, or unix:///PATH without one.
 type Bind struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -169,7 +179,9 @@ func (x *Bind) GetPort() int32 {
 type GenerateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// bootstrap is Envoy's bootstrap v3 as JSON.
-	Bootstrap     []byte `protobuf:"bytes,1,opt,name=bootstrap,proto3" json:"bootstrap,omitempty"`
+	Bootstrap []byte `protobuf:"bytes,1,opt,name=bootstrap,proto3" json:"bootstrap,omitempty"`
+	// files are what the bootstrap names, by their names in dir. The proxy reads one again when it is replaced.
+	Files         map[string][]byte `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -211,11 +223,18 @@ func (x *GenerateResponse) GetBootstrap() []byte {
 	return nil
 }
 
+func (x *GenerateResponse) GetFiles() map[string][]byte {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
 var File_pannier_plugin_bootstrap_v1_bootstrap_proto protoreflect.FileDescriptor
 
 const file_pannier_plugin_bootstrap_v1_bootstrap_proto_rawDesc = "" +
 	"\n" +
-	"+pannier/plugin/bootstrap/v1/bootstrap.proto\x12\x1bpannier.plugin.bootstrap.v1\x1a pannier/service/v1/service.proto\"\x8a\x02\n" +
+	"+pannier/plugin/bootstrap/v1/bootstrap.proto\x12\x1bpannier.plugin.bootstrap.v1\x1a pannier/service/v1/service.proto\"\x9c\x02\n" +
 	"\x0fGenerateRequest\x122\n" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12\x19\n" +
 	"\bproxy_id\x18\x02 \x01(\tR\aproxyId\x12\x1d\n" +
@@ -223,12 +242,18 @@ const file_pannier_plugin_bootstrap_v1_bootstrap_proto_rawDesc = "" +
 	"token_file\x18\x03 \x01(\tR\ttokenFile\x127\n" +
 	"\x05admin\x18\x04 \x01(\v2!.pannier.plugin.bootstrap.v1.BindR\x05admin\x127\n" +
 	"\x05ready\x18\x05 \x01(\v2!.pannier.plugin.bootstrap.v1.BindR\x05ready\x12\x17\n" +
-	"\await_ms\x18\x06 \x01(\x03R\x06waitMs\"4\n" +
+	"\await_ms\x18\x06 \x01(\x03R\x06waitMs\x12\x10\n" +
+	"\x03dir\x18\a \x01(\tR\x03dir\"4\n" +
 	"\x04Bind\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04port\x18\x02 \x01(\x05R\x04port\"0\n" +
+	"\x04port\x18\x02 \x01(\x05R\x04port\"\xba\x01\n" +
 	"\x10GenerateResponse\x12\x1c\n" +
-	"\tbootstrap\x18\x01 \x01(\fR\tbootstrap2{\n" +
+	"\tbootstrap\x18\x01 \x01(\fR\tbootstrap\x12N\n" +
+	"\x05files\x18\x02 \x03(\v28.pannier.plugin.bootstrap.v1.GenerateResponse.FilesEntryR\x05files\x1a8\n" +
+	"\n" +
+	"FilesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x012{\n" +
 	"\x10BootstrapService\x12g\n" +
 	"\bGenerate\x12,.pannier.plugin.bootstrap.v1.GenerateRequest\x1a-.pannier.plugin.bootstrap.v1.GenerateResponseBNZLgithub.com/pannier/pannier/sdk/proto/pannier/plugin/bootstrap/v1;bootstrapv1b\x06proto3"
 
@@ -244,24 +269,26 @@ func file_pannier_plugin_bootstrap_v1_bootstrap_proto_rawDescGZIP() []byte {
 	return file_pannier_plugin_bootstrap_v1_bootstrap_proto_rawDescData
 }
 
-var file_pannier_plugin_bootstrap_v1_bootstrap_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_pannier_plugin_bootstrap_v1_bootstrap_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_pannier_plugin_bootstrap_v1_bootstrap_proto_goTypes = []any{
 	(*GenerateRequest)(nil),  // 0: pannier.plugin.bootstrap.v1.GenerateRequest
 	(*Bind)(nil),             // 1: pannier.plugin.bootstrap.v1.Bind
 	(*GenerateResponse)(nil), // 2: pannier.plugin.bootstrap.v1.GenerateResponse
-	(*v1.Consul)(nil),        // 3: pannier.service.v1.Consul
+	nil,                      // 3: pannier.plugin.bootstrap.v1.GenerateResponse.FilesEntry
+	(*v1.Consul)(nil),        // 4: pannier.service.v1.Consul
 }
 var file_pannier_plugin_bootstrap_v1_bootstrap_proto_depIdxs = []int32{
-	3, // 0: pannier.plugin.bootstrap.v1.GenerateRequest.consul:type_name -> pannier.service.v1.Consul
+	4, // 0: pannier.plugin.bootstrap.v1.GenerateRequest.consul:type_name -> pannier.service.v1.Consul
 	1, // 1: pannier.plugin.bootstrap.v1.GenerateRequest.admin:type_name -> pannier.plugin.bootstrap.v1.Bind
 	1, // 2: pannier.plugin.bootstrap.v1.GenerateRequest.ready:type_name -> pannier.plugin.bootstrap.v1.Bind
-	0, // 3: pannier.plugin.bootstrap.v1.BootstrapService.Generate:input_type -> pannier.plugin.bootstrap.v1.GenerateRequest
-	2, // 4: pannier.plugin.bootstrap.v1.BootstrapService.Generate:output_type -> pannier.plugin.bootstrap.v1.GenerateResponse
-	4, // [4:5] is the sub-list for method output_type
-	3, // [3:4] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	3, // 3: pannier.plugin.bootstrap.v1.GenerateResponse.files:type_name -> pannier.plugin.bootstrap.v1.GenerateResponse.FilesEntry
+	0, // 4: pannier.plugin.bootstrap.v1.BootstrapService.Generate:input_type -> pannier.plugin.bootstrap.v1.GenerateRequest
+	2, // 5: pannier.plugin.bootstrap.v1.BootstrapService.Generate:output_type -> pannier.plugin.bootstrap.v1.GenerateResponse
+	5, // [5:6] is the sub-list for method output_type
+	4, // [4:5] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_bootstrap_v1_bootstrap_proto_init() }
@@ -275,7 +302,7 @@ func file_pannier_plugin_bootstrap_v1_bootstrap_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_bootstrap_v1_bootstrap_proto_rawDesc), len(file_pannier_plugin_bootstrap_v1_bootstrap_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
