@@ -74,8 +74,9 @@ acl = "write". Without a consul block, CONSUL_HTTP_ADDR, CONSUL_CACERT, CONSUL_C
 CONSUL_CLIENT_KEY and CONSUL_TLS_SERVER_NAME say where Consul is. Run it as root, while the agent
 runs.
 
-The exit code is 0 if all is well, and 1 if -check finds something missing or different, if Consul
-cannot fetch the keys, or if a rotation of the key is stuck.`,
+The exit code is 0 if all is well, and 1 if -check finds something missing or different, in Consul
+or in the agent's configuration, if Consul cannot fetch the keys or they lack this host's, or if a
+rotation of the key is stuck.`,
 		example: "\n-services 'default=web,db,shop-*' -services 'dev=*' -dry-run",
 		flags: func(flags *pflag.FlagSet) {
 			flags.StringArrayVar(&f.paths, "config", nil,
@@ -89,6 +90,7 @@ cannot fetch the keys, or if a rotation of the key is stuck.`,
 				"`NAMESPACE=NAME,...` with * for\nany text; may be given more than once (default: as Consul has it, or default=*)")
 			flags.StringVar(&f.JWKSURL, "jwks-url", "", "Consul fetches the public keys from this `URL`, instead of having them")
 			flags.StringVar(&f.jwksCA, "jwks-ca", "", "a `FILE` with the CA certificates for that URL")
+			flags.BoolVar(&f.Force, "force", false, "let -jwks-url replace another URL, by which others may log in")
 			flags.BoolVar(&f.rotateKey, "rotate-key", false, "replace the key that signs, with an overlap")
 			flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
 			flags.BoolVar(&f.checks, "check", false, "only show what is missing or different")
@@ -122,6 +124,7 @@ type setupInput struct {
 	NoKeys        string              `json:"no_keys"`
 	JWKSURL       string              `json:"jwks_url"`
 	JWKSCA        string              `json:"jwks_ca"`
+	Force         bool                `json:"force"`
 	Services      map[string][]string `json:"services"`
 }
 
@@ -181,6 +184,9 @@ func setUp(ctx context.Context, a *App, cfg *config.Agent, in setupInput, rotate
 	}
 	if rotate && in.Mode == setupApply {
 		keys.awaitSigns(ctx)
+	}
+	if keys.is != nil {
+		_ = keys.ask(ctx, false) // what Consul has of them now; else what was known stays
 	}
 	report.Steps = append(report.Steps, keys.steps(rotate && in.Mode != setupApply)...)
 	return report, nil
@@ -392,6 +398,13 @@ func (k *signingKeys) awaitSigns(ctx context.Context) {
 
 // steps describes a rotation that is under way. would: there is none, and -rotate-key would begin one.
 func (k *signingKeys) steps(would bool) []doctor.SetupStep {
+	var unknown []doctor.SetupStep
+	for _, block := range k.is.GetUnknownTo() {
+		unknown = append(unknown, doctor.SetupStep{
+			Object: "signing key " + k.is.GetSigns().GetId(), Wrong: true,
+			Text: fmt.Sprintf("is not among the keys of the auth method of the consul block %q: its services cannot log in", block),
+		})
+	}
 	other, since := k.is.GetOther().GetId(), k.is.GetSince().AsTime().Format(time.RFC3339)
 	step := doctor.SetupStep{Object: "signing key " + k.is.GetSigns().GetId(), Wrong: k.is.GetStuck()}
 	why := k.is.GetWaitsFor()
@@ -408,9 +421,9 @@ func (k *signingKeys) steps(would bool) []doctor.SetupStep {
 		step.Text = fmt.Sprintf("has replaced %s, which is published no more since %s", other, since)
 	default:
 		if !would {
-			return nil
+			return unknown
 		}
 		step.Text = "would be replaced"
 	}
-	return []doctor.SetupStep{step}
+	return append(unknown, step)
 }

@@ -254,7 +254,7 @@ func (h *Handler) signingKeys(ctx context.Context) (*hostv1.SigningKeys, error) 
 	if err != nil {
 		return nil, err
 	}
-	keys := &hostv1.SigningKeys{Signs: signingKey(is.Signs)}
+	keys := &hostv1.SigningKeys{Signs: signingKey(is.Signs), UnknownTo: is.UnknownTo}
 	if is.Rotation.Phase != "" {
 		keys.Other, keys.Since = signingKey(is.Rotation.Key), call.Time(is.Rotation.Since)
 		keys.OtherState = keyStates[is.Rotation.Phase]

@@ -50,16 +50,24 @@ func (p *Patient) consul(ctx context.Context) []Finding {
 	return or(problems, "%d answer, and the tokens suffice", asked)
 }
 
-// keyRotation: a rotation of the signing key waits for somebody.
+// keyRotation: a Consul does not have the signing key, or a rotation of it waits for somebody.
 func (p *Patient) keyRotation(ctx context.Context) []Finding {
 	if p.status == nil {
 		return nil
 	}
 	resp, err := p.Client.Secrets.GetSigningKeys(ctx, &hostv1.GetSigningKeysRequest{})
-	if err != nil || !resp.GetKeys().GetStuck() {
+	if err != nil {
 		return nil
 	}
-	return one(Warn, "the rotation of the key that signs is stuck: "+resp.GetKeys().GetWaitsFor(), "pannier setup consul")
+	var problems []Finding
+	for _, block := range resp.GetKeys().GetUnknownTo() {
+		problems = append(problems, one(Fail, fmt.Sprintf("the auth method of the consul block %q does not have the key %s, which "+
+			"signs: services cannot log in there", block, resp.GetKeys().GetSigns().GetId()), "pannier setup consul -consul "+block)...)
+	}
+	if !resp.GetKeys().GetStuck() {
+		return problems
+	}
+	return append(problems, one(Warn, "the rotation of the key that signs is stuck: "+resp.GetKeys().GetWaitsFor(), "pannier setup consul")...)
 }
 
 // publicKeys: Consul verifies the JWTs of workloads by the keys that the agent serves.

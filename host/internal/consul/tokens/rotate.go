@@ -62,12 +62,19 @@ type KeyStatus struct {
 	// WaitsFor is why its phase has not ended; empty: it is about to. Stuck: somebody has to do something about it.
 	WaitsFor string
 	Stuck    bool
+	// UnknownTo are the consul blocks whose auth method does not have the key: logins of services fail there. It is not
+	// asked while a rotation is under way.
+	UnknownTo []string
 }
 
 // Keys returns the state of the signing key, on the leader.
 func (a *Authority) Keys(ctx context.Context) (s KeyStatus, err error) {
-	if s.Signs, s.Rotation, err = a.signingKeys(ctx); err != nil || s.Rotation.Phase == "" {
+	if s.Signs, s.Rotation, err = a.signingKeys(ctx); err != nil || s.Signs.ID == "" {
 		return s, err
+	}
+	if s.Rotation.Phase == "" {
+		s.UnknownTo = a.unknownTo(ctx, s.Signs)
+		return s, nil
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -247,6 +254,20 @@ func (a *Authority) knownNowhere(ctx context.Context, is claim.KeyRotation) erro
 		return fmt.Errorf("the auth method of the consul block %q still has the key %s, which was replaced: "+
 			"pannier setup consul removes it", consul, is.Key.ID)
 	}, func(string) error { return nil })
+}
+
+// unknownTo returns the consul blocks whose auth method answers that it does not have a key.
+func (a *Authority) unknownTo(ctx context.Context, key claim.SigningKey) (blocks []string) {
+	err := a.eachIssuer(ctx, claim.KeyRotation{Key: key}, func(consul string, has bool) error {
+		if !has {
+			blocks = append(blocks, consul)
+		}
+		return nil
+	}, func(string) error { return nil })
+	if err != nil {
+		a.Log.Debug("it is not known which auth methods have the signing key", "error", err)
+	}
+	return blocks
 }
 
 // eachIssuer asks for each block with an issuer that gets JWTs whether that has the key of a rotation. told gets the

@@ -403,6 +403,16 @@ func TestRotationOfStandingKeys(t *testing.T) {
 	if err := w.login(of); err == nil {
 		t.Error("a JWT of the key that is gone was accepted")
 	}
+	signs := w.status().Signs.Public
+	if unknown := w.status().UnknownTo; len(unknown) > 0 {
+		t.Errorf("%q do not have the key", unknown)
+	}
+	others := check.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	w.setKeys(check.Must(json.Marshal(jose.JSONWebKey{Key: others.Public(), KeyID: "another host's"}))(t))
+	if unknown := w.status().UnknownTo; !slices.Equal(unknown, []string{loginConsul}) {
+		t.Errorf("without the key: %q", unknown)
+	}
+	w.setKeys(signs)
 }
 
 // publicPEM is a JSON Web Key in PEM.

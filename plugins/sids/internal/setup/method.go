@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
+
+	"github.com/pannier/pannier/plugins/internal/consul"
 )
 
 const (
@@ -115,6 +117,10 @@ func (s *setup) methodConfig(is map[string]any) (map[string]any, error) {
 	case s.JWKSURL != "" && len(standing) > 0:
 		return nil, fmt.Errorf("the auth method %s has the keys of %d hosts, which a -jwks-url would replace: remove it by "+
 			"-destroy first, or name another auth_method in the consul block", s.method(), len(standing))
+	case s.JWKSURL != "" && url != "" && url != s.JWKSURL && !s.Force:
+		return nil, fmt.Errorf("the auth method %s has the keys at %s, without which the services of other hosts cannot log in: "+
+			"leave -jwks-url out if this host is of the same cluster, name another auth_method in the consul block, or replace "+
+			"the URL with -force", s.method(), url)
 	case s.JWKSURL != "":
 		config[urlKey], config[caKey] = s.JWKSURL, s.JWKSCA
 	case url != "": // as it is
@@ -189,7 +195,7 @@ func (s *setup) rules(ctx context.Context) (ours, others []*api.ACLBindingRule, 
 	if err != nil {
 		return nil, nil, s.fail(err, "list the binding rules of the auth method %s", s.method())
 	}
-	for _, r := range all {
+	for _, r := range consul.Present(all) {
 		if strings.HasSuffix(r.Description, mark) {
 			ours = append(ours, r)
 		} else {

@@ -61,6 +61,7 @@ type Input struct {
 	NoKeys  string   `json:"no_keys"`           // why there are none
 	JWKSURL string   `json:"jwks_url"`
 	JWKSCA  string   `json:"jwks_ca"`
+	Force   bool     `json:"force"` // JWKSURL may replace another one
 	// Services are the patterns of the names that a namespace's workloads may have; nil: as Consul has them, or any in
 	// the namespace default.
 	Services map[string][]string `json:"services"`
@@ -147,7 +148,9 @@ func (s *setup) run(ctx context.Context) error {
 	if err := s.settleAll(ctx); err != nil || s.Destroy {
 		return err
 	}
-	s.report.Config = s.missingConfig()
+	if s.report.Config = s.missingConfig(); s.report.Config != "" && s.Mode == modeCheck {
+		s.step("the agent's configuration", "is incomplete", true)
+	}
 	if s.Minted {
 		return nil
 	}

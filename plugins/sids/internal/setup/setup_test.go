@@ -178,7 +178,9 @@ func TestLoginSetUp(t *testing.T) {
 				t.Errorf("%s: %s: %q", mode, object, steps[object])
 			}
 		}
-		if len(r.Steps) != 4 || r.Steps[0].Wrong != (mode == modeCheck) {
+		last := r.Steps[len(r.Steps)-1]
+		if asks := mode == modeCheck; r.Steps[0].Wrong != asks || last.Wrong != asks ||
+			(last.Object == "the agent's configuration") != asks {
 			t.Errorf("%s: %+v", mode, r.Steps)
 		}
 	}
@@ -275,7 +277,7 @@ func TestMend(t *testing.T) {
 	check.NoError(t, os.Remove(w.in.NodeTokenFile))
 
 	in := w.in
-	in.Mode = modeCheck
+	in.Mode, in.Consul.TokenFile, in.Consul.AuthMethod = modeCheck, in.NodeTokenFile, "pannier"
 	steps, r := w.must(in)
 	for object, want := range map[string]string{
 		"policy pannier-node": "differs in its rules", "auth method pannier": "differs in BoundIssuer, MaxTokenTTL",
@@ -525,6 +527,21 @@ func TestKeysAtURL(t *testing.T) {
 	w.in.JWKSURL, w.in.JWKSCA = "", ""
 	if steps, _ := w.must(w.in); steps["auth method pannier"] != "is there" || steps[object] != "are fetched by Consul" {
 		t.Errorf("%v", steps)
+	}
+	// A host of its own has another key: its URL would end the logins of the others.
+	in := w.in
+	in.JWKSURL = keys.URL + "/other.json"
+	in.JWKSCA = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: keys.Certificate().Raw}))
+	for _, mode := range []string{modeApply, modeCheck, modeDryRun} {
+		in.Mode = mode
+		if _, r := w.run(in); !strings.Contains(r.Error, keys.URL) || !strings.Contains(r.Error, "-force") {
+			t.Errorf("%s of another URL: %+v", mode, r)
+		}
+	}
+	w.mayLogIn(w.key, "default", "web", true)
+	in.Mode, in.Force = modeApply, true
+	if steps, _ := w.must(in); steps["auth method pannier"] != "differs in JWKSURL: updated" {
+		t.Errorf("with -force: %v", steps)
 	}
 	keys.Close()
 	w.in.Mode = modeCheck

@@ -132,7 +132,7 @@ func (s *setup) earlier(ctx context.Context, description, policy string) (*api.A
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range entries {
+	for _, e := range consul.Present(entries) {
 		if e.Description == description && e.ExpirationTime == nil && len(e.Policies) == 1 && e.Policies[0].Name == policy {
 			token, _, err := s.acl.TokenRead(e.AccessorID, s.reading(ctx))
 			return token, err
@@ -155,7 +155,7 @@ func (s *setup) destroy(ctx context.Context) error {
 	if err != nil {
 		return s.fail(err, "list the tokens")
 	}
-	for _, e := range entries {
+	for _, e := range consul.Present(entries) {
 		if !strings.HasSuffix(e.Description, mark) {
 			continue
 		}
@@ -168,7 +168,7 @@ func (s *setup) destroy(ctx context.Context) error {
 	if err != nil {
 		return s.fail(err, "list the policies")
 	}
-	for _, p := range policies {
+	for _, p := range consul.Present(policies) {
 		switch {
 		case p.Name != nodePolicy && p.Name != sidsPolicy:
 		case !strings.HasSuffix(p.Description, mark):

@@ -502,7 +502,10 @@ type SigningKeys struct {
 	// waits_for is what the rotation waits for; empty: for its next step, which is due.
 	WaitsFor string `protobuf:"bytes,5,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	// stuck: it has waited for longer than it should.
-	Stuck         bool `protobuf:"varint,6,opt,name=stuck,proto3" json:"stuck,omitempty"`
+	Stuck bool `protobuf:"varint,6,opt,name=stuck,proto3" json:"stuck,omitempty"`
+	// unknown_to are the consul blocks of the leader whose auth method does not have the key that signs: logins of services
+	// fail there. It is not asked while a rotation is under way.
+	UnknownTo     []string `protobuf:"bytes,7,rep,name=unknown_to,json=unknownTo,proto3" json:"unknown_to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -577,6 +580,13 @@ func (x *SigningKeys) GetStuck() bool {
 		return x.Stuck
 	}
 	return false
+}
+
+func (x *SigningKeys) GetUnknownTo() []string {
+	if x != nil {
+		return x.UnknownTo
+	}
+	return nil
 }
 
 type SigningKey struct {
@@ -657,7 +667,7 @@ const file_pannier_host_v1_secrets_proto_rawDesc = "" +
 	"\x04keys\x18\x01 \x01(\v2\x1c.pannier.host.v1.SigningKeysR\x04keys\"\x19\n" +
 	"\x17RotateSigningKeyRequest\"L\n" +
 	"\x18RotateSigningKeyResponse\x120\n" +
-	"\x04keys\x18\x01 \x01(\v2\x1c.pannier.host.v1.SigningKeysR\x04keys\"\x9b\x02\n" +
+	"\x04keys\x18\x01 \x01(\v2\x1c.pannier.host.v1.SigningKeysR\x04keys\"\xba\x02\n" +
 	"\vSigningKeys\x121\n" +
 	"\x05signs\x18\x01 \x01(\v2\x1b.pannier.host.v1.SigningKeyR\x05signs\x121\n" +
 	"\x05other\x18\x02 \x01(\v2\x1b.pannier.host.v1.SigningKeyR\x05other\x12A\n" +
@@ -665,7 +675,9 @@ const file_pannier_host_v1_secrets_proto_rawDesc = "" +
 	"otherState\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1b\n" +
 	"\twaits_for\x18\x05 \x01(\tR\bwaitsFor\x12\x14\n" +
-	"\x05stuck\x18\x06 \x01(\bR\x05stuck\"4\n" +
+	"\x05stuck\x18\x06 \x01(\bR\x05stuck\x12\x1d\n" +
+	"\n" +
+	"unknown_to\x18\a \x03(\tR\tunknownTo\"4\n" +
 	"\n" +
 	"SigningKey\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
