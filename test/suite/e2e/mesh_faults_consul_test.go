@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
+	"github.com/pannier/pannier/test/lib/xds"
 )
 
 // Consul cannot be reached when a workload starts, and when it stops. Volumes are released anyway. The rest
@@ -135,8 +136,8 @@ func TestMeshConsulLosesItsState(t *testing.T) {
 		return nil
 	})
 	m.Eventually("the bootstrap has the other token", func() error {
-		file, err := os.ReadFile(m.service("w").GetBootstrapFile())
-		if err != nil || !strings.Contains(string(file), m.secret(m.service("w"))) {
+		b, err := xds.Read(m.service("w").GetBootstrapFile())
+		if err != nil || xds.Token(b) != m.secret(m.service("w")) {
 			return fmt.Errorf("it has not: %w", err)
 		}
 		return nil

@@ -13,6 +13,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testhost"
+	"github.com/pannier/pannier/test/lib/xds"
 )
 
 // faultyMesh is a mesh whose Consul fails as scripted by the test. The host reaches its HTTP API through a
@@ -114,7 +115,7 @@ func (m *faultyMesh) isUp(id string) {
 	m.rightFiles(id)
 }
 
-// rightFiles checks that the files of a workload's only service contain its token.
+// rightFiles checks that the files of a workload's only service contain its token, or lead to it.
 func (m *faultyMesh) rightFiles(id string) {
 	m.t.Helper()
 	s := m.service(id)
@@ -124,8 +125,8 @@ func (m *faultyMesh) rightFiles(id string) {
 	}
 	hasMode(m.t, s.GetTokenFile(), 0o400, secretsUID)
 	hasMode(m.t, s.GetBootstrapFile(), 0o400, secretsUID)
-	if file, err := os.ReadFile(s.GetBootstrapFile()); err != nil || !bytes.Contains(file, []byte(token.SecretID)) {
-		m.t.Errorf("the bootstrap is not one with the token: %v", err)
+	if b, err := xds.Read(s.GetBootstrapFile()); err != nil || xds.Token(b) != token.SecretID {
+		m.t.Errorf("the bootstrap does not lead to the token: %v", err)
 	}
 }
 

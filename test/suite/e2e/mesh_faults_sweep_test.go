@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -55,7 +57,21 @@ func TestMeshSweep(t *testing.T) {
 	}
 	m.Run("token", "sweep")
 	there("after a sweep")
+	snapshot, _, err := m.consul.Client(m.consul.Management).Snapshot().Save(nil)
+	must(t, err)
 	m.isStillUp(spec, own)
+	// A restored snapshot of Consul brings the token of a workload back that has ended.
+	must(t, m.consul.Client(m.consul.Management).Snapshot().Restore(nil, snapshot))
+	must(t, snapshot.Close())
+	m.Eventually("the token is back, and swept", func() error {
+		if m.siTokens()[own] == nil {
+			return errors.New("it is not back")
+		}
+		if said := m.Run("token", "sweep"); !strings.Contains(said, own) || m.siTokens()[own] != nil {
+			return fmt.Errorf("the sweep says %s", said)
+		}
+		return nil
+	})
 
 	// The host loses its journal. The token of the forgotten workload is revoked by the host itself or by a
 	// sweep.

@@ -41,7 +41,7 @@ func TestMeshProxyInTrouble(t *testing.T) {
 			"it ended with exit code 1: PARSE ERROR: Argument: --no-such-flag",
 		},
 		"ca": {
-			"", "sed 's,\"inline_string\":,\"filename\":,' $0 >b && exec $E -c b " + flags, "failing",
+			"", "sed 's,envoy_consul_ca,gone,' $0 >b && exec $E -c b " + flags, "failing",
 			"the proxy has not been ready since", "it ended with exit code 1: ",
 		},
 		"xds": {

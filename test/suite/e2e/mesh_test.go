@@ -123,11 +123,12 @@ func checkSecretFiles(t *testing.T, m *mesh, s *hostv1.ServiceStatus) {
 		t.Errorf("the files are %s and %s", s.GetTokenFile(), s.GetBootstrapFile())
 	}
 	entries, err := os.ReadDir(folder)
-	if err != nil || len(entries) != 2 {
+	if err != nil || len(entries) != 4 {
 		t.Errorf("in the service's folder are %v: %v", entries, err)
 	}
-	hasMode(t, s.GetTokenFile(), 0o400, secretsUID)
-	hasMode(t, s.GetBootstrapFile(), 0o400, secretsUID)
+	for _, e := range entries {
+		hasMode(t, filepath.Join(folder, e.Name()), 0o400, secretsUID)
+	}
 	hasMode(t, folder, 0o700, secretsUID)
 	for range 3 {
 		folder = filepath.Dir(folder)
