@@ -212,6 +212,20 @@ var workloads = []mutant{
 		pkg: workloadPkg, run: "^TestABootstrapIsMadeAgainAfterTheRegistration$",
 	},
 	{
+		name: "bootstrap-replaced-with-the-ca", promise: "another CA is replaced in a file of its own: no proxy is started again",
+		in: "host/internal/workload/servicesteps", decl: "Steps.writeBootstrap",
+		old: "		if s.written(svc, name) {",
+		new: "		if false {",
+		pkg: workloadPkg, run: "^TestOnlyTheFileThatChangesIsReplaced$",
+	},
+	{
+		name: "files-for-units", promise: "a unit's copy of a bootstrap names no file that the unit cannot read",
+		in: "host/internal/workload", decl: "instance.LoadedByUnits",
+		old: "len(i.rec.Spec.Units) > 0",
+		new: "false",
+		pkg: workloadPkg, run: "^TestOnlyTheFileThatChangesIsReplaced$",
+	},
+	{
 		name: "proxy-defaults-ignored", promise: "a running proxy's bootstrap follows the proxy-defaults in Consul",
 		in: "host/internal/workload", decl: "Registered.Reconfigured",
 		old: "			s.Remake++\n			if err := i.write(); err != nil {\n",
