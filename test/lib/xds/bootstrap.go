@@ -54,12 +54,10 @@ func Parse(text []byte) (*bootstrapv3.Bootstrap, error) {
 // Token returns the ACL token that a bootstrap's stream sends to Consul: from the file of a secret, if the cluster of
 // Consul adds it.
 func Token(b *bootstrapv3.Bootstrap) string {
-	_, cluster, err := adsService(b)
-	if err != nil {
-		return ""
-	}
-	if token, err := injected(cluster); err == nil && token != "" {
-		return token
+	if _, cluster, err := adsService(b); err == nil {
+		if token, err := injected(cluster); err == nil && token != "" {
+			return token
+		}
 	}
 	for _, s := range b.GetDynamicResources().GetAdsConfig().GetGrpcServices() {
 		for _, header := range s.GetInitialMetadata() {
