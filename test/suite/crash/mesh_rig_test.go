@@ -154,7 +154,7 @@ func (r *rig) observeMesh(t *testing.T) {
 			t.Fatalf("%s: running %q, stopped %q", about, r.running[about], r.stopped[about])
 		}
 	}
-	if len(r.running["tokens in Consul"]) != len(r.stopped["tokens in Consul"])+1 || len(r.running["secrets"]) != 5 ||
+	if len(r.running["tokens in Consul"]) != len(r.stopped["tokens in Consul"])+1 || len(r.running["secrets"]) != 7 ||
 		len(r.stopped["secrets"]) != 0 {
 		t.Fatalf("what is looked at is not what a service makes: running\n%v\nstopped\n%v", r.running, r.stopped)
 	}

@@ -62,8 +62,7 @@ func meshStops() []crash {
 // replacements are the instants at which a service gets a new token because Consul has lost the old
 // one.
 func replacements() []crash {
-	return cases(slices.Concat(of("token", "chosen", "intended", "derived", "derived#2", "adopted", "written", "revoked"),
-		of("bootstrap", "made")), nil)
+	return cases(of("token", "chosen", "intended", "derived", "derived#2", "adopted", "written", "revoked"), nil)
 }
 
 // requests are the cases of each request: the plugin, Consul and the host die alone or together.
