@@ -194,7 +194,9 @@ func (s *Services) accessor(ctx context.Context, a *agent) (string, error) {
 	if known.secret == a.secret {
 		return known.accessor, nil
 	}
-	token, _, err := a.ACL().TokenReadSelf(query(ctx))
+	consistent := query(ctx) // a leader that was just elected may not have read the tokens yet
+	consistent.RequireConsistent = true
+	token, _, err := a.ACL().TokenReadSelf(consistent)
 	if consul.Answered(err, http.StatusUnauthorized) { // ACLs are disabled
 		return "", nil
 	}
