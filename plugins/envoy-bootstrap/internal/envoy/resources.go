@@ -44,18 +44,17 @@ func agentCluster(p Proxy) (*clusterv3.Cluster, error) {
 	if s.Socket != "" {
 		address = pipeAddress(s.Socket)
 	}
+	filters, err := p.tokenFilters()
+	if err != nil {
+		return nil, err
+	}
 	c, err := staticCluster(agentClusterName, address, &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 		ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{Http2ProtocolOptions: &corev3.Http2ProtocolOptions{}},
-	})
+	}, filters...)
 	if err != nil {
 		return nil, err
 	}
 	c.ConnectTimeout = durationpb.New(time.Second)
-	if p.readsToken() {
-		if err := p.addToken(c); err != nil {
-			return nil, err
-		}
-	}
 	if !s.TLS {
 		return c, nil
 	}
@@ -94,10 +93,11 @@ func http1Cluster(name string, at Endpoint) (*clusterv3.Cluster, error) {
 }
 
 func staticCluster(name string, address *corev3.Address,
-	speaks *httpv3.HttpProtocolOptions_ExplicitHttpConfig,
+	speaks *httpv3.HttpProtocolOptions_ExplicitHttpConfig, filters ...*hcmv3.HttpFilter,
 ) (*clusterv3.Cluster, error) {
 	options, err := anypb.New(&httpv3.HttpProtocolOptions{
 		UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: speaks},
+		HttpFilters:             filters,
 	})
 	if err != nil {
 		return nil, err

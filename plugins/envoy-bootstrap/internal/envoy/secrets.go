@@ -4,14 +4,12 @@ import (
 	"path/filepath"
 	"time"
 
-	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	injectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/credential_injector/v3"
 	codecv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/upstream_codec/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	genericv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/injected_credentials/generic/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
-	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -77,15 +75,14 @@ func (p Proxy) secret(name string) *tlsv3.SdsSecretConfig {
 	}}
 }
 
-// addToken makes a cluster send the token in its file with each request.
-func (p Proxy) addToken(c *clusterv3.Cluster) error {
+// tokenFilters make a cluster send the token in its file with each request; none if the proxy does not read it.
+func (p Proxy) tokenFilters() (filters []*hcmv3.HttpFilter, err error) {
+	if !p.readsToken() {
+		return nil, nil
+	}
 	credential, err := anypb.New(&genericv3.Generic{Credential: p.secret(tokenSecret), Header: tokenHeader})
 	if err != nil {
-		return err
-	}
-	options := &httpv3.HttpProtocolOptions{}
-	if err := c.GetTypedExtensionProtocolOptions()[httpOptionsName].UnmarshalTo(options); err != nil {
-		return err
+		return nil, err
 	}
 	for _, f := range []struct {
 		name string
@@ -98,14 +95,13 @@ func (p Proxy) addToken(c *clusterv3.Cluster) error {
 	} {
 		packed, err := anypb.New(f.conf)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		options.HttpFilters = append(options.HttpFilters, &hcmv3.HttpFilter{
+		filters = append(filters, &hcmv3.HttpFilter{
 			Name: f.name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed},
 		})
 	}
-	c.TypedExtensionProtocolOptions[httpOptionsName], err = anypb.New(options)
-	return err
+	return filters, nil
 }
 
 // streamRetry is for a stream that Consul has ended since its token was replaced: Envoy's own pauses grow to 30 s.
