@@ -185,7 +185,7 @@ func setUp(ctx context.Context, a *App, cfg *config.Agent, in setupInput, rotate
 	if rotate && in.Mode == setupApply {
 		keys.awaitSigns(ctx)
 	}
-	if keys.is != nil {
+	if keys.is != nil && in.Mode == setupApply {
 		_ = keys.ask(ctx, false) // what Consul has of them now; else what was known stays
 	}
 	report.Steps = append(report.Steps, keys.steps(rotate && in.Mode != setupApply)...)
