@@ -53,6 +53,9 @@ type jobGroup struct {
 	body, job *hclsyntax.Body
 }
 
+// label is that of a block; empty: it has none.
+func label(b *hclsyntax.Block) string { return strings.Join(b.Labels, "") }
+
 func groupsOf(file string, body *hclsyntax.Body) (all []jobGroup) {
 	bare := false
 	for _, b := range body.Blocks {
@@ -60,11 +63,11 @@ func groupsOf(file string, body *hclsyntax.Body) (all []jobGroup) {
 		case "job":
 			for _, inner := range b.Body.Blocks {
 				if inner.Type == "group" {
-					all = append(all, jobGroup{strings.Join(inner.Labels, ""), inner.Body, b.Body})
+					all = append(all, jobGroup{label(inner), inner.Body, b.Body})
 				}
 			}
 		case "group":
-			all = append(all, jobGroup{strings.Join(b.Labels, ""), b.Body, nil})
+			all = append(all, jobGroup{label(b), b.Body, nil})
 		case "network", "service", "task", "volume":
 			bare = true
 		}
@@ -286,7 +289,7 @@ func (c *converter) workload(g jobGroup) {
 			}
 		}
 		if task != program {
-			c.note(fmt.Sprintf("task %q", strings.Join(task.Labels, "")), "a workload has one program: write another workload, with after")
+			c.note(fmt.Sprintf("task %q", label(task)), "a workload has one program: write another workload, with after")
 		} else {
 			runs = c.program(task)
 		}
@@ -327,7 +330,7 @@ func (c *converter) network(b *hclsyntax.Block) {
 
 // port takes the number at which the program listens: that inside of Nomad's network, if it has no other.
 func (c *converter) port(b *hclsyntax.Block) {
-	c.line("port %q {", strings.Join(b.Labels, ""))
+	c.line("port %q {", label(b))
 	to, static := literal(b.Body, "to"), literal(b.Body, "static")
 	each(b.Body, func(a *hclsyntax.Attribute, _ *hclsyntax.Block) {
 		switch {
@@ -347,7 +350,7 @@ func (c *converter) port(b *hclsyntax.Block) {
 }
 
 func (c *converter) service(b *hclsyntax.Block) {
-	name := strings.Join(b.Labels, "")
+	name := label(b)
 	if text := literal(b.Body, "name"); text != "" {
 		name = text
 	}
@@ -413,12 +416,12 @@ func (c *converter) model(b *hclsyntax.Block, t reflect.Type) {
 
 // volume takes where the program has it from the task that mounts it.
 func (c *converter) volume(b, program *hclsyntax.Block) {
-	label := strings.Join(b.Labels, "")
+	name := label(b)
 	if kind := literal(b.Body, "type"); kind != "csi" {
-		c.note(fmt.Sprintf("volume %q of the type %q", label, kind), "the program uses the host's directory as it is; a volume has a CSI driver")
+		c.note(fmt.Sprintf("volume %q of the type %q", name, kind), "the program uses the host's directory as it is; a volume has a CSI driver")
 		return
 	}
-	c.line("volume %q {", label)
+	c.line("volume %q {", name)
 	each(b.Body, func(a *hclsyntax.Attribute, block *hclsyntax.Block) {
 		switch {
 		case a != nil && a.Name == "type":
@@ -436,7 +439,7 @@ func (c *converter) volume(b, program *hclsyntax.Block) {
 	})
 	if program != nil {
 		for _, mount := range program.Body.Blocks {
-			if mount.Type != "volume_mount" || literal(mount.Body, "volume") != label {
+			if mount.Type != "volume_mount" || literal(mount.Body, "volume") != name {
 				continue
 			}
 			if a := mount.Body.Attributes["destination"]; a != nil {
@@ -457,7 +460,7 @@ func (c *converter) program(task *hclsyntax.Block) bool {
 		switch b.Type {
 		case "config":
 			if image := literal(b.Body, "image"); image != "" {
-				c.note(fmt.Sprintf("task %q of the driver %q", strings.Join(task.Labels, ""), driver),
+				c.note(fmt.Sprintf("task %q of the driver %q", label(task), driver),
 					"docker run $(pannier workload start -o docker SPEC) "+image)
 				break
 			}
