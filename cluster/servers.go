@@ -159,6 +159,12 @@ func (n *Node) Servers() (names []string, err error) {
 	return names, nil
 }
 
+// Votes reports whether this server is a voter.
+func (n *Node) Votes() bool {
+	voters, err := n.voters()
+	return err == nil && slices.Contains(voters, n.name)
+}
+
 func (n *Node) voters() (names []string, err error) {
 	f := n.raft.GetConfiguration()
 	if err := f.Error(); err != nil {

@@ -55,7 +55,13 @@ type TokenType string
 const (
 	Client     TokenType = "client"     // limited by its policies and roles
 	Management TokenType = "management" // not limited
+	// A host joins the cluster with a token of one of these. It allows nothing else, and expires.
+	JoinServer TokenType = "join-server"
+	JoinNode   TokenType = "join-node"
 )
+
+// Joins reports whether a token is for a host that joins the cluster.
+func (t TokenType) Joins() bool { return t == JoinServer || t == JoinNode }
 
 // Token is the record of a token, without its secret.
 type Token struct {
@@ -129,12 +135,16 @@ func (t *Token) Validate(at time.Time) error {
 	c.names("roles", t.Roles)
 	granted := len(t.Policies) + len(t.Roles)
 	switch {
-	case t.Type != Client && t.Type != Management:
-		c.fail("type", fmt.Sprintf("%q is neither %q nor %q", t.Type, Client, Management))
+	case t.Type != Client && t.Type != Management && !t.Type.Joins():
+		c.fail("type", fmt.Sprintf("%q is none of %q, %q, %q and %q", t.Type, Client, Management, JoinServer, JoinNode))
 	case t.Type == Client && granted == 0:
 		c.fail("policies, roles", "are missing: a client token needs at least one")
 	case t.Type == Management && granted > 0:
 		c.fail("policies, roles", "are set: a management token may do everything and has none")
+	case t.Type.Joins() && granted > 0:
+		c.fail("policies, roles", "are set: a token to join allows nothing else and has none")
+	case t.Type.Joins() && t.ExpiresAt.IsZero():
+		c.fail("expires_at", "is missing: a token to join expires")
 	}
 	if t.Expired(at) {
 		c.fail("expires_at", fmt.Sprintf("(%s) is in the past", t.ExpiresAt.Format(time.RFC3339)))

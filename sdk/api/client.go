@@ -35,6 +35,7 @@ type Client struct {
 	Agent     hostv1connect.AgentServiceClient
 	Nodes     hostv1connect.NodeServiceClient
 	Members   hostv1connect.MemberServiceClient
+	Cluster   hostv1connect.ClusterServiceClient
 	Operator  hostv1connect.OperatorServiceClient
 	Secrets   hostv1connect.SecretsServiceClient
 	System    hostv1connect.SystemServiceClient
@@ -130,6 +131,7 @@ func newClient(httpClient doer, baseURL string, interceptors ...connect.Intercep
 		Agent:     hostv1connect.NewAgentServiceClient(httpClient, baseURL, call),
 		Nodes:     hostv1connect.NewNodeServiceClient(httpClient, baseURL, call),
 		Members:   hostv1connect.NewMemberServiceClient(httpClient, baseURL, call),
+		Cluster:   hostv1connect.NewClusterServiceClient(httpClient, baseURL, call),
 		Operator:  hostv1connect.NewOperatorServiceClient(httpClient, baseURL, call),
 		Secrets:   hostv1connect.NewSecretsServiceClient(httpClient, baseURL, call),
 		System:    hostv1connect.NewSystemServiceClient(httpClient, baseURL, call),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -25,6 +26,8 @@ import (
 	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
 // member is an agent of a cluster: a server or a node.
@@ -33,6 +36,7 @@ type member struct {
 	certs     *pki.Certs
 	port      *transport.Port
 	dialer    *transport.Dialer
+	agents    http.RoundTripper // calls the API of other agents
 	discovery *discovery.Discovery
 	secret    peer.Secret
 	terms     *peer.Terms
@@ -70,6 +74,13 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	}
 	m.dialer = transport.NewDialer(m.certs, m.traces.Client()...)
 	m.closers.add(m.dialer.Close)
+	m.agents = m.dialer.Agents(func(name string) (addr string, role pki.Role, known bool) {
+		a, known := m.find(name)
+		if role = pki.Node; a.Server {
+			role = pki.Server
+		}
+		return a.Addr, role, known
+	})
 	key, err := m.cfg.Gossip.Read()
 	if err != nil {
 		return err
@@ -202,6 +213,7 @@ func (m *member) keepLease(ctx context.Context) error {
 	}
 	m.closers.loop(ctx, k.Run)
 	m.closers.loop(ctx, m.announceCluster)
+	m.closers.loop(ctx, m.renewCertificate)
 	return m.followDrains(ctx)
 }
 
@@ -219,6 +231,50 @@ func (m *member) announceCluster(ctx context.Context) {
 		case <-time.After(time.Second):
 		}
 	}
+}
+
+const (
+	// renewInterval is the pause between two looks whether the certificate must be renewed, and between two attempts.
+	renewInterval = time.Hour
+	// renewPatience bounds asking one server for a certificate.
+	renewPatience = 10 * time.Second
+)
+
+// renewCertificate has the certificate signed anew before it expires, if the host has joined by a token.
+func (m *member) renewCertificate(ctx context.Context) {
+	for m.cfg.TLS.Renews() {
+		if time.Now().After(m.certs.RenewAt()) {
+			if err := m.askCertificate(ctx); err != nil && ctx.Err() == nil {
+				m.log.Error("the certificate could not be renewed, and is tried again", "expires", m.certs.NotAfter(), "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(renewInterval):
+		}
+	}
+}
+
+// askCertificate has one of the servers sign a certificate for a new key.
+func (m *member) askCertificate(ctx context.Context) error {
+	request, key, err := pki.NewRequest()
+	if err != nil {
+		return err
+	}
+	errs := []error{errors.New("no server is known")}
+	for n, s := range m.knownServers() {
+		client := hostv1connect.NewClusterServiceClient(&http.Client{Transport: m.agents, Timeout: renewPatience}, "https://"+s.Name)
+		signed, err := client.SignCertificate(ctx, &hostv1.SignCertificateRequest{Name: m.cfg.Name, Request: request})
+		if err == nil {
+			return m.cfg.TLS.Replace(signed.GetCertificate(), key)
+		}
+		if n == 0 {
+			errs = nil
+		}
+		errs = append(errs, fmt.Errorf("ask server %q: %w", s.Name, err))
+	}
+	return errors.Join(errs...)
 }
 
 // fenced describes what the fence did to a workload since a time in this boot.
@@ -244,13 +300,7 @@ func (m *member) memberConfig() apiserver.Config {
 	cfg.Nodes.Leader, cfg.Nodes.Discovery = m.servers.Router, m.discovery
 	others := cfg.Agent.Nodes
 	others.Leader, others.Discovery = m.servers.Router, m.discovery
-	others.Agents = m.dialer.Agents(func(name string) (addr string, role pki.Role, known bool) {
-		a, known := m.find(name)
-		if role = pki.Node; a.Server {
-			role = pki.Server
-		}
-		return a.Addr, role, known
-	})
+	others.Agents = m.agents
 	return cfg
 }
 

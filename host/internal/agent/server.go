@@ -144,7 +144,7 @@ func (s *server) openWatcher(ctx context.Context) error {
 func (s *server) openServer(ctx context.Context) error {
 	cfg := s.memberConfig()
 	s.serveLedger(&cfg)
-	cfg.Health, cfg.Volumes.Nodes, cfg.Agent.Nodes.Direct = s.health, s.nodes, true
+	cfg.Health, cfg.Votes, cfg.Volumes.Nodes, cfg.Agent.Nodes.Direct = s.health, s.cluster.Votes, s.nodes, true
 	cfg.Volumes.Heard, cfg.Nodes.Heard = s.heartbeats.Known, s.heartbeats.Known
 	s.finishActs(ctx, &cfg)
 	if err := s.serveAPI(ctx, cfg); err != nil {

@@ -223,7 +223,7 @@ func (a *agent) apiConfig() apiserver.Config {
 		},
 		Nodes: nodes.Handler{
 			Name: name, Version: a.version, Datacenter: a.cfg.Datacenter, Log: log, Workloads: a.workloads,
-			Services: a.services, Stop: func() { a.stopAgent(false) },
+			TLS: a.cfg.TLS, Services: a.services, Stop: func() { a.stopAgent(false) },
 		},
 		ACLs: acls.Handler{Name: name, DataDir: a.cfg.DataDir, Log: log},
 		Agent: agentapi.Handler{

@@ -44,7 +44,7 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 		}
 	} else if c.Plugin == "" {
 		c.Root = s.access.owns(c.Peer)
-		if err := s.access.check(c.Peer); err != nil {
+		if err := s.access.check(c.Peer); err != nil && !needOf(procedure).checksCaller {
 			return c, err
 		}
 	}
@@ -68,7 +68,7 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 		return c, call.WithCode(ctx, fmt.Errorf("look up the caller's permissions: %w", err))
 	}
 	c.Identity = identity
-	if c.Accessor == "" && len(c.Policies) == 0 && !needOf(procedure).withoutToken {
+	if c.Accessor == "" && len(c.Policies) == 0 && !needOf(procedure).checksCaller {
 		err = c.Lacks(fmt.Sprintf("a policy %q", ledger.Anonymous))
 		return c, err
 	}

@@ -74,7 +74,8 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 	answer := struct {
 		Status  string   `json:"status"` // ok or unavailable
 		Reasons []string `json:"reasons,omitempty"`
-	}{Status: "ok", Reasons: s.cfg.Health()}
+		Votes   bool     `json:"votes"` // this agent is a server with a vote
+	}{Status: "ok", Reasons: s.cfg.Health(), Votes: s.cfg.Votes != nil && s.cfg.Votes()}
 	code := http.StatusOK
 	if len(answer.Reasons) > 0 {
 		answer.Status, code = "unavailable", http.StatusServiceUnavailable
@@ -169,6 +170,7 @@ func (s *Server) services() http.Handler {
 	mux.Handle(hostv1connect.NewAgentServiceHandler(&s.cfg.Agent, options))
 	mux.Handle(hostv1connect.NewACLServiceHandler(&s.cfg.ACLs, options, onlyIf(s.cfg.ACL != nil, acls.ErrOff)))
 	mux.Handle(hostv1connect.NewNodeServiceHandler(&s.cfg.Nodes, options))
+	mux.Handle(hostv1connect.NewClusterServiceHandler(&s.cfg.Nodes, options))
 	mux.Handle(hostv1connect.NewMemberServiceHandler(&s.cfg.Nodes, options,
 		onlyIf(s.cfg.Nodes.Discovery != nil, call.ErrAlone, hostv1connect.MemberServiceListMembersProcedure)))
 	mux.Handle(hostv1connect.NewOperatorServiceHandler(&s.cfg.Operator, options))

@@ -97,6 +97,10 @@ var needs = map[string]need{
 	v1.MemberServiceUseKeyProcedure:      change(to(acl.Operator, acl.Write)),
 	v1.MemberServiceRemoveKeyProcedure:   change(to(acl.Operator, acl.Write)),
 
+	// Package nodes checks who gets a certificate. That of the authority is public.
+	v1.ClusterServiceGetAuthorityProcedure:    {checksCaller: true},
+	v1.ClusterServiceSignCertificateProcedure: {changes: true, checksCaller: true},
+
 	v1.OperatorServiceListPeersProcedure:          query(to(acl.Operator, acl.Read)),
 	v1.OperatorServiceTransferLeadershipProcedure: change(to(acl.Operator, acl.Write)),
 	v1.OperatorServiceRemovePeerProcedure:         change(to(acl.Operator, acl.Write)),
@@ -116,7 +120,7 @@ var needs = map[string]need{
 	v1.SystemServiceWatchProcedure:          query(topics),
 
 	// Package acls checks who makes the first token, and the ledger that it is the first.
-	v1.ACLServiceBootstrapACLProcedure:    {changes: true, withoutToken: true},
+	v1.ACLServiceBootstrapACLProcedure:    {changes: true, checksCaller: true},
 	v1.ACLServicePutACLPolicyProcedure:    change(management),
 	v1.ACLServiceGetACLPolicyProcedure:    query(ownPolicy),
 	v1.ACLServiceListACLPoliciesProcedure: query(), // filter removes others'
@@ -137,8 +141,8 @@ type need struct {
 	permissions []permission
 	// changes is set for calls that change something, which are logged.
 	changes bool
-	// withoutToken is set for calls that need no token, even if no policy is for such calls.
-	withoutToken bool
+	// checksCaller is set for calls whose handler alone decides who may make them: also strangers come to it.
+	checksCaller bool
 }
 
 // permission returns an error if the caller may not make this request.

@@ -60,6 +60,8 @@ type Config struct {
 	AuditPath string
 	// Health returns what is wrong with the agent; empty: it is ready. It is called often and must not block.
 	Health func() (reasons []string)
+	// Votes reports whether this server has a vote; nil: it is no server.
+	Votes func() bool
 	// JWKS is the JSON Web Key Set (RFC 7517) that verifies the JWTs with which services log in to Consul; nil:
 	// this agent is no server.
 	JWKS func(ctx context.Context) ([]byte, error)

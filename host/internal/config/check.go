@@ -184,7 +184,8 @@ func (l *loader) checkTogether() {
 		{"ca_file", a.TLS.CA}, {"cert_file", a.TLS.Cert}, {"key_file", a.TLS.Key},
 	} {
 		if file.path == "" {
-			l.failAt([]string{"tls"}, "tls: %s: is required: pannier tls ca create and pannier tls cert create make these files",
+			l.failAt([]string{"tls"}, "tls: %s: is required: pannier cluster init or join writes the block; pannier tls ca create and pannier tls cert create make "+
+				"the files by hand",
 				file.key)
 		}
 	}
@@ -202,6 +203,9 @@ func (l *loader) checkTogether() {
 		if len(a.RetryJoin) == 0 {
 			l.failAt([]string{"server: enabled"},
 				"retry_join: is required where server { enabled = false }: name one server of the cluster at least")
+		}
+		if a.TLS.CAKey != "" {
+			l.failAt([]string{"tls"}, "tls: ca_key_file: is of servers only: who has that file can be every host")
 		}
 		if a.Server.BootstrapExpect != 1 {
 			l.fail("server: bootstrap_expect", "is of servers only; leave it out where enabled = false")

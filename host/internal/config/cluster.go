@@ -40,6 +40,7 @@ func (l *loader) clusterBlocks(s *section, dir string) {
 	tls := cmp.Or(a.TLS, &pki.Files{})
 	if s.block("tls", keys{
 		"ca_file": file(dir, &tls.CA), "cert_file": file(dir, &tls.Cert), "key_file": file(dir, &tls.Key),
+		"ca_key_file": file(dir, &tls.CAKey),
 	}) != nil {
 		a.TLS = tls
 	}

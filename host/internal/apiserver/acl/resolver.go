@@ -20,6 +20,7 @@ import (
 type Identity struct {
 	// Accessor and Name are the token's; empty: the call has none.
 	Accessor, Name string
+	Type           ledger.TokenType
 	// Policies are the names of the token's policies and those of its roles.
 	Policies []string
 	// ExpiresAt is when the token expires; zero: never.
@@ -112,7 +113,7 @@ func (r *Resolver) ResolveHash(ctx context.Context, hash string) (Identity, erro
 		return Identity{}, fmt.Errorf("%w: token %q (accessor %s) ended at %s", ledger.ErrExpired, g.Token.Name, g.Token.Accessor,
 			g.Token.ExpiresAt.UTC().Format(time.RFC3339))
 	}
-	id := Identity{Accessor: g.Token.Accessor, Name: g.Token.Name, ExpiresAt: g.Token.ExpiresAt, Rules: Management}
+	id := Identity{Accessor: g.Token.Accessor, Name: g.Token.Name, Type: g.Token.Type, ExpiresAt: g.Token.ExpiresAt, Rules: Management}
 	if g.Token.Type != ledger.Management {
 		id.Rules = r.compiled(g.Policies)
 	}

@@ -18,18 +18,21 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/route"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// Handler serves pannier.host.v1.NodeService and MemberService.
+// Handler serves pannier.host.v1.NodeService, MemberService and ClusterService.
 type Handler struct {
 	Name, Version, Datacenter string // of this agent
 	Log                       hclog.Logger
 	Ledger                    *cluster.Node // nil: this agent is no server
 	// Discovery is nil on a host in no cluster.
 	Discovery Discovery
+	// TLS is nil on a host in no cluster.
+	TLS *pki.Files
 	// Leader finds the leader; nil: this host is in no cluster.
 	Leader *route.Router
 	// Heard returns when a node's last heartbeat was answered, and until when its claims are kept without another one;

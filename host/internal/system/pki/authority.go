@@ -44,9 +44,9 @@ type Request struct {
 // NewAuthority makes an authority that is valid for that long. It signs certificates of hosts, and none of other
 // authorities.
 func NewAuthority(validity time.Duration) (Issued, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, private, err := newKey()
 	if err != nil {
-		return Issued{}, fmt.Errorf("make the authority's key: %w", err)
+		return Issued{}, err
 	}
 	mark := make([]byte, 8)
 	if _, err := rand.Read(mark); err != nil {
@@ -60,7 +60,36 @@ func NewAuthority(validity time.Duration) (Issued, error) {
 		MaxPathLenZero:        true,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
-	return sign(template, nil, key, key, validity)
+	cert, err := sign(template, nil, key.Public(), key, validity)
+	return Issued{Cert: cert, Key: private}, err
+}
+
+// newKey makes a private key, which is also returned in PEM.
+func newKey() (key *ecdsa.PrivateKey, private []byte, err error) {
+	if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return nil, nil, fmt.Errorf("make a private key: %w", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode a private key: %w", err)
+	}
+	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+const signingRequest = "CERTIFICATE REQUEST"
+
+// NewRequest makes a private key and the request to sign a certificate for it (PKCS #10, RFC 2986), both in PEM. The
+// request says nothing else: whose the certificate will be is up to Sign.
+func NewRequest() (request, private []byte, err error) {
+	key, private, err := newKey()
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a certificate request: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: signingRequest, Bytes: der}), private, nil
 }
 
 // ReadAuthority reads an authority's certificate and its private key.
@@ -82,17 +111,46 @@ func ReadAuthority(certFile, keyFile string) (*Authority, error) {
 // Issue makes a key and a certificate. It refuses names that no certificate may have, and a validity that exceeds the
 // authority's own.
 func (a *Authority) Issue(r Request) (Issued, error) {
+	key, private, err := newKey()
+	if err != nil {
+		return Issued{}, err
+	}
+	cert, err := a.certify(r, key.Public())
+	return Issued{Cert: cert, Key: private}, err
+}
+
+// Sign makes a certificate, in PEM, for the key of a request by NewRequest. It refuses what Issue refuses, but is valid
+// no longer than the authority.
+func (a *Authority) Sign(request []byte, r Request) (cert []byte, err error) {
+	block, _ := pem.Decode(request)
+	if block == nil || block.Type != signingRequest {
+		return nil, fmt.Errorf("sign a certificate: what was sent is no %s in PEM", signingRequest)
+	}
+	asked, err := x509.ParseCertificateRequest(block.Bytes)
+	if err == nil {
+		err = asked.CheckSignature()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("sign a certificate: read the request: %w", err)
+	}
+	key, ok := asked.PublicKey.(*ecdsa.PublicKey)
+	if !ok {
+		return nil, fmt.Errorf("sign a certificate: the request has a key of the kind %s, and ECDSA is required",
+			asked.PublicKeyAlgorithm)
+	}
+	r.Validity = min(r.Validity, time.Until(a.cert.NotAfter)-time.Second)
+	return a.certify(r, key)
+}
+
+// certify makes a certificate for a key.
+func (a *Authority) certify(r Request, key crypto.PublicKey) ([]byte, error) {
 	if err := r.check(); err != nil {
-		return Issued{}, fmt.Errorf("make a certificate: %w", err)
+		return nil, fmt.Errorf("make a certificate: %w", err)
 	}
 	if end := time.Now().Add(r.Validity); end.After(a.cert.NotAfter) {
-		return Issued{}, fmt.Errorf(
+		return nil, fmt.Errorf(
 			"make a certificate: it would be valid until %s and its authority only until %s: ask for fewer days, or make a new authority with: pannier tls ca create",
 			end.Format(time.DateOnly), a.cert.NotAfter.Format(time.DateOnly))
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return Issued{}, fmt.Errorf("make a certificate's key: %w", err)
 	}
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "pannier " + string(r.Role)},
@@ -107,26 +165,23 @@ func (a *Authority) Issue(r Request) (Issued, error) {
 		template.IPAddresses = append(template.IPAddresses, net.IPv4(127, 0, 0, 1), net.IPv6loopback)
 		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	}
-	issued, err := sign(template, a.cert, key, a.key, r.Validity)
+	cert, err := sign(template, a.cert, key, a.key, r.Validity)
 	if err == nil {
-		err = a.proves(issued, r.Identity)
+		err = a.proves(cert, r.Identity)
 	}
-	if err != nil {
-		return Issued{}, err
-	}
-	return issued, nil
+	return cert, err
 }
 
 // proves checks that a host will accept the certificate.
-func (a *Authority) proves(issued Issued, id Identity) error {
-	pair, err := tls.X509KeyPair(issued.Cert, issued.Key)
+func (a *Authority) proves(cert []byte, id Identity) error {
+	made, err := parseCertificates(cert)
 	if err == nil {
-		_, err = IdentityOf(pair.Leaf)
+		_, err = IdentityOf(made[0])
 	}
 	if err == nil {
 		roots := x509.NewCertPool()
 		roots.AddCert(a.cert)
-		err = verify(pair, roots, id)
+		err = verify(tls.Certificate{Certificate: [][]byte{made[0].Raw}, Leaf: made[0]}, roots, id)
 	}
 	if err != nil {
 		return fmt.Errorf("make a certificate: the authority %q cannot sign %s: %w", a.cert.Subject, id, err)
@@ -135,10 +190,11 @@ func (a *Authority) proves(issued Issued, id Identity) error {
 }
 
 // sign fills in what all certificates have in common. A nil parent makes it self-signed.
-func sign(template, parent *x509.Certificate, key, signer crypto.Signer, validity time.Duration) (Issued, error) {
+func sign(template, parent *x509.Certificate, key crypto.PublicKey, signer crypto.Signer, validity time.Duration,
+) (cert []byte, err error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return Issued{}, fmt.Errorf("make a certificate's serial number: %w", err)
+		return nil, fmt.Errorf("make a certificate's serial number: %w", err)
 	}
 	now := time.Now()
 	template.SerialNumber = serial
@@ -146,18 +202,11 @@ func sign(template, parent *x509.Certificate, key, signer crypto.Signer, validit
 	if parent == nil {
 		parent = template
 	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key, signer)
 	if err != nil {
-		return Issued{}, fmt.Errorf("sign a certificate: %w", err)
+		return nil, fmt.Errorf("sign a certificate: %w", err)
 	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return Issued{}, fmt.Errorf("encode a private key: %w", err)
-	}
-	return Issued{
-		Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
-		Key:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
-	}, nil
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }
 
 // Write creates two files, the key (0600) and the certificate (0644). If one of them exists, nothing is written.

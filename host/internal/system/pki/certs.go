@@ -3,15 +3,19 @@ package pki
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // Files are where an agent's certificate is, in PEM.
@@ -20,9 +24,16 @@ type Files struct {
 	CA string
 	// Cert has the agent's certificate, and those between it and the authority.
 	Cert string
-	// Key has the private key. Only its owner and group may read it.
+	// Key has the private key. Only its owner and group may read it. A host that has joined a cluster by a token has it
+	// in the file of the certificate: both are renewed at once.
 	Key string
+	// CAKey has the authority's private key, on servers that sign the certificates of other hosts; empty: this one signs
+	// none.
+	CAKey string
 }
+
+// Renews reports whether the agent has its certificate signed anew before it expires.
+func (f Files) Renews() bool { return f.Cert == f.Key }
 
 func (f Files) all() [3]string { return [3]string{f.CA, f.Cert, f.Key} }
 
@@ -84,6 +95,17 @@ func (c *Certs) Identity() Identity { return c.own }
 
 // NotAfter returns when the certificate in use expires.
 func (c *Certs) NotAfter() time.Time { return c.current().cert.Leaf.NotAfter }
+
+// RenewAt returns when the certificate in use should be replaced: when a third of its time is left.
+func (c *Certs) RenewAt() time.Time {
+	leaf := c.current().cert.Leaf
+	return leaf.NotAfter.Add(-leaf.NotAfter.Sub(leaf.NotBefore) / 3)
+}
+
+// Replace puts another certificate and its key, in PEM, into the file that has both (see Renews).
+func (f Files) Replace(cert, key []byte) error {
+	return atomicfile.WriteFile(f.Cert, slices.Concat(cert, key))
+}
 
 // current returns the pair for the next handshake.
 func (c *Certs) current() *pair {
@@ -175,6 +197,9 @@ func (c *Certs) read() (*pair, error) {
 
 // createCommand returns the command that makes this agent's certificate.
 func (c *Certs) createCommand() string {
+	if c.files.Renews() {
+		return "pannier cluster join TOKEN ADDRESS"
+	}
 	return fmt.Sprintf("pannier tls cert create -%s -name %s -dc %s", c.own.Role, c.own.Name, c.own.DC)
 }
 
@@ -268,6 +293,9 @@ func Describe(path string) (Description, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return Description{}, fmt.Errorf("read a certificate: %w", err)
+	}
+	if first, _ := pem.Decode(text); first != nil {
+		text = pem.EncodeToMemory(first) // the private key may follow
 	}
 	certs, err := parseCertificates(text)
 	if err != nil {
