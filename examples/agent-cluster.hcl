@@ -20,11 +20,13 @@ retry_join = ["192.0.2.11", "192.0.2.12:7422", "server-3.example.com"]
 # The key itself would be: encrypt = "..."
 encrypt_file = "/etc/pannier/gossip.key"
 
+# pannier cluster init and pannier cluster join write this block. By hand:
 # pannier tls ca create; pannier tls cert create -server -name server-1 -dc dc1
 tls {
-  ca_file   = "/etc/pannier/ca.pem"
-  cert_file = "/etc/pannier/dc1-server-server-1.pem"
-  key_file  = "/etc/pannier/dc1-server-server-1-key.pem"
+  ca_file     = "/etc/pannier/ca.pem"
+  ca_key_file = "/etc/pannier/ca-key.pem" # default: this server lets no host join
+  cert_file   = "/etc/pannier/dc1-server-server-1.pem"
+  key_file    = "/etc/pannier/dc1-server-server-1-key.pem"
 }
 
 # The same on all servers.

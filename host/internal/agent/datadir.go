@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/internal/trusted"
 )
@@ -22,8 +23,6 @@ const (
 	// lockWait is how long to wait for the lock: a child of a killed agent may hold it until its exec.
 	lockWait  = 2 * time.Second
 	lockEvery = 10 * time.Millisecond
-	// lockFile, in the data directory, is locked by the agent.
-	lockFile = "agent.lock"
 )
 
 func (a *agent) openDataDir(ctx context.Context) error {
@@ -41,14 +40,14 @@ func (a *agent) openDataDir(ctx context.Context) error {
 	if err := trusted.Dir(dir); err != nil {
 		return fmt.Errorf("data_dir: %w", err)
 	}
-	lock := a.sockets.Inherited(lockFile)
+	lock := a.sockets.Inherited(config.LockFile)
 	if lock == nil {
 		if lock, err = lockDir(ctx, dir); err != nil {
 			return err
 		}
 	}
 	a.closers.add(lock.Close)
-	if err := a.sockets.Lock(lockFile, lock); err != nil {
+	if err := a.sockets.Lock(config.LockFile, lock); err != nil {
 		return err
 	}
 	kept := filepath.Join(dir, "events.jsonl")
@@ -65,7 +64,7 @@ func (a *agent) openDataDir(ctx context.Context) error {
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
-	path := filepath.Join(dir, lockFile)
+	path := filepath.Join(dir, config.LockFile)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err

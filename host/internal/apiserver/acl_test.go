@@ -383,11 +383,13 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 		return h.client.ACL.CreateACLToken(h.ctx, req)
 	}
 	for says, req := range map[string]*hostv1.CreateACLTokenRequest{
-		"at least one":  {},
-		"has none":      {Type: "management", Policies: []string{"p"}},
-		"neither":       {Type: "king", Policies: []string{"p"}},
-		"above 0":       {Policies: []string{"p"}, Ttl: durationpb.New(-time.Second)},
-		"must be above": {Policies: []string{"p"}, Ttl: &durationpb.Duration{}},
+		"at least one":    {},
+		"has none":        {Type: "management", Policies: []string{"p"}},
+		"is none of":      {Type: "king", Policies: []string{"p"}},
+		"nothing else":    {Type: "join-node", Policies: []string{"p"}, Ttl: durationpb.New(time.Hour)},
+		"to join expires": {Type: "join-server"},
+		"above 0":         {Policies: []string{"p"}, Ttl: durationpb.New(-time.Second)},
+		"must be above":   {Policies: []string{"p"}, Ttl: &durationpb.Duration{}},
 	} {
 		_, err := create(req)
 		wantError(t, err, connect.CodeInvalidArgument, says)

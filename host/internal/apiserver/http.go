@@ -74,7 +74,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 	answer := struct {
 		Status  string   `json:"status"` // ok or unavailable
 		Reasons []string `json:"reasons,omitempty"`
-		Votes   bool     `json:"votes"` // this agent is a server with a vote
+		Votes   bool     `json:"votes,omitempty"` // this agent is a server with a vote
 	}{Status: "ok", Reasons: s.cfg.Health(), Votes: s.cfg.Votes != nil && s.cfg.Votes()}
 	code := http.StatusOK
 	if len(answer.Reasons) > 0 {

@@ -137,7 +137,9 @@ var who = map[string][]string{
 		v1.AgentServiceEventsProcedure, v1.SystemServiceWatchProcedure, // without topics
 		v1.ACLServiceListACLPoliciesProcedure, v1.ACLServiceGetACLSelfProcedure, v1.SecretsServiceGetSigningKeysProcedure,
 	},
-	"none other read write denied": {v1.ACLServiceBootstrapACLProcedure},
+	"none other read write denied": {
+		v1.ACLServiceBootstrapACLProcedure, v1.ClusterServiceGetAuthorityProcedure, v1.ClusterServiceSignCertificateProcedure,
+	},
 	"": {
 		v1.OperatorServiceSaveSnapshotProcedure, v1.OperatorServiceRestoreSnapshotProcedure,
 		v1.ACLServicePutACLPolicyProcedure, v1.ACLServiceGetACLPolicyProcedure, v1.ACLServiceDeleteACLPolicyProcedure,
@@ -173,6 +175,7 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 	mux.Handle(v1.NewAgentServiceHandler(v1.UnimplementedAgentServiceHandler{}, options))
 	mux.Handle(v1.NewNodeServiceHandler(v1.UnimplementedNodeServiceHandler{}, options))
 	mux.Handle(v1.NewMemberServiceHandler(v1.UnimplementedMemberServiceHandler{}, options))
+	mux.Handle(v1.NewClusterServiceHandler(v1.UnimplementedClusterServiceHandler{}, options))
 	mux.Handle(v1.NewOperatorServiceHandler(v1.UnimplementedOperatorServiceHandler{}, options))
 	mux.Handle(v1.NewSecretsServiceHandler(v1.UnimplementedSecretsServiceHandler{}, options))
 	mux.Handle(v1.NewSystemServiceHandler(v1.UnimplementedSystemServiceHandler{}, options))

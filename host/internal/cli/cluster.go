@@ -22,7 +22,9 @@ import (
 	"strings"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/acl"
@@ -410,7 +412,11 @@ func (m *member) join(ctx context.Context, t joinToken, server string) error {
 	}
 	authority, err := askAuthority(ctx, server)
 	if err != nil {
-		return Coded(ExitUnreachable, fmt.Errorf("ask the server %s for its authority: %w", server, err))
+		err = fmt.Errorf("ask the server %s for its authority: %w", server, err)
+		if connect.CodeOf(err) == connect.CodeUnavailable {
+			err = Coded(ExitUnreachable, err)
+		}
+		return err
 	}
 	if got := fingerprint(authority.GetCertificate()); got != t.authority {
 		return refused(fmt.Errorf("%s has another authority (%s) than the token (%s): it is no server of that cluster, or somebody "+
@@ -555,16 +561,23 @@ func (m *member) restart(ctx context.Context, stopped func() error) error {
 		}
 		return runCommand(ctx, s.start)
 	}
-	if _, err := m.health(ctx); err == nil {
-		m.Note("stop the agent, which no service manager has started")
-		if err := m.await(ctx, func() string {
-			if _, err := m.health(ctx); err == nil {
+	lock, err := os.OpenFile(filepath.Join(m.cfg.DataDir, config.LockFile), os.O_RDWR, 0)
+	if err == nil {
+		defer lock.Close()
+		runs := func() string {
+			if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
 				return "the agent runs still"
 			}
 			return ""
-		}); err != nil {
+		}
+		if runs() != "" {
+			m.Note("stop the agent, which no service manager has started")
+		}
+		if err := m.await(ctx, runs); err != nil {
 			return err
 		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	if err := stopped(); err != nil {
 		return err

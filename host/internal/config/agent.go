@@ -266,6 +266,9 @@ type GC struct {
 	NodeThreshold time.Duration
 }
 
+// LockFile, in the data directory, is locked by the agent that runs (flock(2)).
+const LockFile = "agent.lock"
+
 // Defaults that help texts show.
 const (
 	DefaultDataDir  = "/var/lib/pannier"

@@ -129,9 +129,9 @@ func TestBadClusters(t *testing.T) {
 		`encrypt_file = "/k"`, `1: encrypt_file: ` + needsTLS,
 		`autopilot {}`, `1: autopilot: ` + needsTLS,
 		`tls {}`,
-		"1: tls: ca_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
-			"DIR/a.hcl:1: tls: cert_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
-			"DIR/a.hcl:1: tls: key_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
+		"1: tls: ca_file: is required: pannier cluster init or join writes the block; pannier tls ca create and pannier tls cert create make the files by hand\n" +
+			"DIR/a.hcl:1: tls: cert_file: is required: pannier cluster init or join writes the block; pannier tls ca create and pannier tls cert create make the files by hand\n" +
+			"DIR/a.hcl:1: tls: key_file: is required: pannier cluster init or join writes the block; pannier tls ca create and pannier tls cert create make the files by hand\n" +
 			"DIR/a.hcl:1: " + needsKey,
 		certificates, "1: " + needsKey,
 		"server {\n  enabled = false\n}\n" + tlsBlock,

@@ -36,6 +36,8 @@ type Host struct {
 	Dir string
 	// Pannier is the program of the commands, and Agent the agent's.
 	Pannier, Agent string
+	// Config is the file or folder of the agent's configuration.
+	Config string
 	// PluginDir holds the host's own copies of the plugins.
 	PluginDir string
 	// Env is added to the agent's environment at its next start.
@@ -77,7 +79,7 @@ func NewNamed(t testing.TB, name, more string, plugins ...string) *Host {
 	}
 	h := &Host{
 		t: t, Dir: dir, Name: name, Pannier: testbin.Pannier(t), Agent: testbin.Build(t, "host/cmd/pannier-agent"),
-		PluginDir: filepath.Join(dir, "plugins"),
+		Config: filepath.Join(dir, "agent.hcl"), PluginDir: filepath.Join(dir, "plugins"),
 	}
 	t.Cleanup(h.cleanUp)
 	if err := os.Mkdir(h.PluginDir, 0o755); err != nil {
@@ -204,7 +206,7 @@ func (h *Host) Begin() {
 		h.t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := h.InNamespace(h.Agent, "-config", h.Path("agent.hcl"))
+	cmd := h.InNamespace(h.Agent, "-config", h.Config)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), h.Env...)
 	start := cmd.Start
