@@ -7,21 +7,18 @@ import (
 
 // clusterStory runs the cluster demo.
 func clusterStory(ctx context.Context, h *host, keep bool) (err error) {
-	s := &clusterTeller{teller: &teller{ctx: ctx, h: h}, names: clusterHosts, servers: clusterServers, pagesOf: "node-2"}
+	s := &clusterTeller{teller: &teller{ctx: ctx, h: h}, names: clusterHosts, servers: clusterServers, pagesOf: "node-2",
+		joins: true}
 	defer func() { err = errors.Join(err, s.cleanUp()) }()
 
-	s.say("A folder for all that follows, an authority for the hosts' certificates, and the key of their gossip.")
+	s.say("A folder for all that follows, and five hosts, each with a network of its own. One command each makes them a\n" +
+		"# cluster: three servers, which keep the ledger, and two nodes.\n" +
+		"# A node that nobody answers for 6 s stops its workloads; 5 s later the leader lets go of its claims.")
 	s.prepare()
 	s.addHosts()
-	s.sh("", "pannier tls ca create")
-	s.sh("", "(umask 077 && head -c 32 /dev/urandom | base64 >gossip.key)")
-
-	s.say("Five hosts, each with a network of its own: three servers, which keep the ledger, and two nodes.\n" +
-		"# A node that nobody answers for 6 s stops its workloads; 4 s later the leader lets go of its claims.")
-	s.sh("", "for host in server-1 server-2 server-3; do pannier tls cert create -server -name $host; done | grep key")
-	s.sh("", "for host in node-1 node-2; do pannier tls cert create -node -name $host; done | grep key")
-	s.sh("", "cat server-1.hcl")
-	s.startAll()
+	s.forms()
+	s.sh("", "cat node-1.etc/cluster.hcl")
+	s.awaitAll()
 	s.shows("node-1", "pannier server members", has("server-3"))
 	s.sh("node-1", "pannier operator raft list-peers")
 	s.pages()

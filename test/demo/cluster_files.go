@@ -68,16 +68,40 @@ const sharedWorkload = `workload %q {
 }
 `
 
+// singleConfig is the configuration of a host that is to join a cluster. It is in a folder, whose paths are absolute.
+const singleConfig = `name       = %[1]q
+data_dir   = %[2]q
+socket     = "%[2]s.sock"
+plugin_dir = %[3]q
+
+server {
+  heartbeat_ttl = "2s"
+  stop_after    = "6s"
+  stop_margin   = "5s"
+}
+
+csi_driver "shared" {
+  command = [%[4]q, "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-dir", %[5]q]
+}
+
+leave_plugins_on_stop = false
+`
+
 // configure writes a host's configuration.
 func (s *clusterTeller) configure(on *testnet.Host, role string) error {
+	if s.joins {
+		text := fmt.Sprintf(singleConfig, on.Name, s.h.path(on.Name), filepath.Join(s.h.bin, "plugins"),
+			filepath.Join(s.h.bin, "shareddriver"), s.h.path("volumes"))
+		if on.Name == s.pagesOf {
+			text += fmt.Sprintf(pagesBlock, s.h.path(pagesSocket), s.h.path(pagesToken))
+		}
+		return s.h.writeFile(filepath.Join(configOf(on.Name), "agent.hcl"), text)
+	}
 	block, more := nodeBlock, s.config
 	if role == "server" {
 		block, more = fmt.Sprintf(serverBlock, s.servers), ""
 	}
 	h := s.h
-	if on.Name == s.pagesOf {
-		more += fmt.Sprintf(pagesBlock, h.path(pagesSocket))
-	}
 	return h.writeFile(on.Name+".hcl",
 		fmt.Sprintf(clusterConfig, on.Name, on.Addr, filepath.Join(h.bin, "plugins"), role, block,
 			filepath.Join(h.bin, "shareddriver"), h.path("volumes"))+more)
@@ -95,6 +119,7 @@ func (h *host) writeClusterFiles() error {
 		workload("db-2", "  replaces = [\"db\"]\n\n", "data"),
 		workload("other", "", "data"),
 		workload("scratch-user", "", "scratch"),
+		h.writeFile("web.policy.hcl", "agent {\n  policy = \"read\"\n}\n"),
 		// Each line has the writer and the machine's uptime in seconds, such as "node-1 4711.05".
 		h.writeFile("write", "while :; do read -r up idle </proc/uptime; echo \"$1 $up\" >>"+h.mnt()+
 			"/log; sleep 0.1; done\n"),

@@ -5,13 +5,17 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"sync"
 )
 
 // pagesSocket is where the plugin web of a host listens, whose network a browser does not reach.
 const pagesSocket = "web.sock"
 
-// pagesBlock lets a host show pages. ACLs are off, so actions need a unix socket.
+// pagesToken is the file with the token of the plugin web.
+const pagesToken = "web.token"
+
+// pagesBlock lets a host show pages.
 const pagesBlock = `
 plugin "web" {
   config {
@@ -20,7 +24,9 @@ plugin "web" {
   listen "http" {
     address = "unix://%s"
   }
-  api {}
+  api {
+    token_file = %q
+  }
 }
 `
 
@@ -47,7 +53,8 @@ func (s *clusterTeller) pages() {
 				passing.Go(func() { s.pass(ctx, conn) })
 			}
 		})
-		fmt.Printf("  (the pages of %s, in a browser: http://%s)\n", s.pagesOf, listener.Addr())
+		fmt.Printf("  (the pages of %s, in a browser, with the token of %s: http://%s)\n", s.pagesOf,
+			s.h.path(filepath.Join(configOf(s.names[0]), "management.token")), listener.Addr())
 		return nil
 	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +28,8 @@ type clusterTeller struct {
 	// names are those of the hosts, the servers first.
 	names   []string
 	servers int
+	joins   bool                      // the cluster is formed by init and join; else each configuration has it
+	token   string                    // of all commands; empty: none
 	config  string                    // added to each node's
 	daemons map[string]*docker.Daemon // of hosts that have a dockerd; the agent runs in its mount namespace
 
@@ -72,6 +76,10 @@ func (s *clusterTeller) startAll() {
 	for _, name := range s.names {
 		s.startAgentOf(name)
 	}
+	s.awaitAll()
+}
+
+func (s *clusterTeller) awaitAll() {
 	for _, name := range s.names {
 		s.awaitReady(name)
 	}
@@ -85,13 +93,17 @@ func (s *clusterTeller) startHost(name string) {
 // startAgentOf starts the agent of a host in the host's network, with its log in a file.
 func (s *clusterTeller) startAgentOf(name string) {
 	s.do(func() error {
-		fmt.Printf("%s$ pannier agent -config %s.hcl &\n", name, name)
+		config := name + ".hcl"
+		if s.joins {
+			config = configOf(name)
+		}
+		fmt.Printf("%s$ pannier agent -config %s &\n", name, config)
 		log, err := os.OpenFile(s.h.path(name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if err != nil {
 			return err
 		}
 		defer log.Close()
-		cmd := exec.Command(filepath.Join(s.h.bin, "pannier"), "agent", "-config", s.h.path(name+".hcl"))
+		cmd := exec.Command(filepath.Join(s.h.bin, "pannier"), "agent", "-config", s.h.path(config))
 		if d := s.daemons[name]; d != nil {
 			cmd = exec.Command("nsenter", append([]string{"--target", strconv.Itoa(d.PID()), "--mount", "--"}, cmd.Args...)...)
 		}
@@ -130,10 +142,71 @@ func (s *clusterTeller) shell(on, line string) *exec.Cmd {
 	cmd.Dir = s.h.dir
 	cmd.Env = append(os.Environ(), "NO_COLOR=1", "PATH="+s.h.bin+":"+os.Getenv("PATH"),
 		"PANNIER_ADDR=unix://"+s.h.path(on+".sock"))
+	if s.token != "" {
+		cmd.Env = append(cmd.Env, "PANNIER_TOKEN="+s.token)
+	}
 	if d := s.daemons[on]; d != nil {
 		cmd.Env = append(cmd.Env, d.Env()...)
 	}
 	return cmd
+}
+
+// configOf is the folder of a host's configuration, where the cluster is formed by init and join.
+func configOf(name string) string { return name + ".etc" }
+
+// becomes has a host form the cluster or join it, and starts its agent when the command says so. Commands have masked
+// in place of a token.
+func (s *clusterTeller) becomes(name, line string) (out string) {
+	s.do(func() error {
+		line = fmt.Sprintf("pannier cluster %s -config %s", line, configOf(name))
+		fmt.Printf("%s$ %s &\n", name, maskedTokens.ReplaceAllString(line, "$1.….…"))
+		cmd := s.shell(name, "exec "+line+" -o json -own-address "+s.hosts[name].Addr.String())
+		var answer bytes.Buffer
+		cmd.Stdout = &answer
+		said, err := cmd.StderrPipe()
+		if err == nil {
+			err = s.hosts[name].Do(cmd.Start)
+		}
+		if err != nil {
+			return err
+		}
+		s.h.background = append(s.h.background, cmd)
+		for lines := bufio.NewScanner(said); lines.Scan(); {
+			fmt.Print(indent(lines.Text() + "\n"))
+			if strings.HasPrefix(lines.Text(), "start the agent") {
+				s.startAgentOf(name)
+			}
+		}
+		err, out = cmd.Wait(), answer.String()
+		return err
+	})
+	return out
+}
+
+var maskedTokens = regexp.MustCompile(`(join-\w+)\.\w+\.\w+`)
+
+// forms forms the cluster by one command a host.
+func (s *clusterTeller) forms() {
+	var made struct {
+		Secret string `json:"management_token"`
+		Server string `json:"server_token"`
+		Node   string `json:"node_token"`
+		Own    string `json:"address"`
+	}
+	out := s.becomes(s.names[0], "init")
+	s.do(func() error { return json.Unmarshal([]byte(out), &made) })
+	s.token = made.Secret
+	fmt.Printf("$ export PANNIER_TOKEN=$(cat %s/management.token)\n", configOf(s.names[0]))
+	s.sh(s.names[0], "pannier operator autopilot set -server-stabilization-time=1s")
+	s.sh(s.names[0], "pannier acl policy apply web web.policy.hcl")
+	s.sh(s.names[0], "(umask 077 && pannier acl token create -policy web | sed -n 's/^Secret *//p' >"+pagesToken+")")
+	for n, name := range s.names[1:] {
+		if n+1 < s.servers {
+			s.becomes(name, "join "+made.Server+" "+made.Own)
+		} else {
+			s.becomes(name, "join -node "+made.Node+" "+made.Own)
+		}
+	}
 }
 
 func (s *clusterTeller) try(on, line string) (string, error) {

@@ -87,7 +87,8 @@ func (h *host) writeFiles() error {
 }
 
 func (h *host) writeFile(name, content string) error {
-	return os.WriteFile(h.path(name), []byte(content), 0o600)
+	err := os.MkdirAll(filepath.Dir(h.path(name)), 0o755)
+	return errors.Join(err, os.WriteFile(h.path(name), []byte(content), 0o600))
 }
 
 func (h *host) appendFile(name, content string) error {
