@@ -26,7 +26,7 @@ plugin "docker-volume" {
     address = "unix:///run/docker/plugins/pannier.sock"
   }
   api {
-    policy = "docker-volume" # counts where ACLs are on
+    policy = "docker-volume" # counts where ACLs are on; hosts that are no servers need token_file instead
   }
 }
 

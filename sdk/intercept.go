@@ -9,9 +9,11 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 // interceptor wraps every call of every service.
@@ -31,8 +33,27 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	defer end()
 	defer rescue(i.log, info.FullMethod, &err)
 	resp, err = handler(traced(ctx), req)
+	if errors.As(err, new(*relayed)) {
+		_ = grpc.SetTrailer(ctx, metadata.Pairs(wire.RelayedKey, "true")) // fails only if the caller is gone
+	}
 	return resp, withCode(err)
 }
+
+// Relayed marks an error as that of what the plugin talks to, such as a driver that refuses a call or does not answer
+// it. Such errors, whatever their code, do not count for the health of the plugin.
+func Relayed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &relayed{err}
+}
+
+type relayed struct{ error }
+
+func (r *relayed) Unwrap() error { return r.error }
+
+// GRPCStatus keeps the code of the error.
+func (r *relayed) GRPCStatus() *status.Status { return status.Convert(r.error) }
 
 // errStopping is the error of new calls, and of streams, while the process is stopping.
 var errStopping = status.Error(codes.Unavailable, "the plugin is stopping")

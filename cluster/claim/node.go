@@ -64,6 +64,20 @@ func (s NodeStatus) Valid() bool {
 // Ready reports whether the node is ready.
 func (n *Node) Ready() bool { return n.Status == "" || n.Status == NodeReady }
 
+// Seen is the node's report on a driver as it counts now: a node that is not ready reports nothing, and nobody reaches
+// its drivers.
+func (n *Node) Seen(d NodeDriver) NodeDriver {
+	if n.Ready() {
+		return d
+	}
+	away := DriverHealth{Message: fmt.Sprintf("the node is %s", n.Status)}
+	d.Healthy, d.Message = away.Healthy, away.Message
+	if d.ControllerApart != nil {
+		d.ControllerApart = &away
+	}
+	return d
+}
+
 // AnotherBoot reports whether the node, of which this is the record, may use its claims until its lease is over, and
 // bootID is not of the machine that has that lease: it was booted again, or it is another machine with a copy of the
 // data directory, such as another container. A host in no cluster has no secret, and no lease.

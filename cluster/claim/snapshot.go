@@ -23,6 +23,8 @@ type Snapshot struct {
 	Volume           string    `json:"volume"`
 	ExternalVolumeID string    `json:"external_volume_id"`
 	CreatedAt        time.Time `json:"created_at,omitzero"`
+	// Topologies are where the volume was accessible from.
+	Topologies []Topology `json:"topologies,omitempty"`
 }
 
 // Validate checks a snapshot before it is recorded. The error is a *FieldError.

@@ -54,6 +54,24 @@ type Topology struct {
 	Segments map[string]string `json:"segments"`
 }
 
+// Includes reports whether a node of this topology is one of the places.
+func (t Topology) Includes(node map[string]string) bool {
+	for key, value := range t.Segments {
+		if node[key] != value {
+			return false
+		}
+	}
+	return true
+}
+
+func (t Topology) String() string {
+	var at []string
+	for _, key := range slices.Sorted(maps.Keys(t.Segments)) {
+		at = append(at, key+"="+t.Segments[key])
+	}
+	return strings.Join(at, ",")
+}
+
 // TopologyRequest restricts (Required) and ranks (Preferred) where a volume may be created.
 type TopologyRequest struct {
 	Required  []Topology `json:"required,omitempty"`
@@ -146,6 +164,6 @@ func (v *Volume) CheckReachable(node string, topology map[string]string) error {
 		where = append(where, strings.Join(at, ","))
 	}
 	slices.Sort(has)
-	return fmt.Errorf("%w: volume %q is in %s, node %q has %s", ErrUnreachable, v.VolumeRef,
-		strings.Join(where, " or in "), node, strings.Join(slices.Compact(has), ","))
+	return fmt.Errorf("%w: volume %q is in %s, node %q has %s: use it on a node that pannier volume status %s lists",
+		ErrUnreachable, v.VolumeRef, strings.Join(where, " or in "), node, strings.Join(slices.Compact(has), ","), v.ID)
 }

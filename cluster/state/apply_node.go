@@ -40,6 +40,7 @@ func (tx nodeWrites) PutNode(c *command.PutNode) (zero command.PutNodeResult, _ 
 		return command.PutNodeResult{Node: old}, nil
 	case !old.Ready():
 		next.SetStatus(claim.NodeReady, c.At, tx.index)
+		tx.touchDrivers(next)
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
 	if err := tx.replaceDrivers(next.Name, old.Drivers, next.Drivers, c.At); err != nil {
@@ -67,6 +68,14 @@ func (tx nodeWrites) checkSame(old, next claim.Node) error {
 func (tx *writeTx) writeNode(n *claim.Node) error {
 	tx.touch(TopicNodes, TopicNode(n.Name))
 	return write(tx, nodeKey(n.Name), n, nil, nil)
+}
+
+// touchDrivers notifies who waits for the health of a node's drivers, which changes with the node's status.
+func (tx *writeTx) touchDrivers(n claim.Node) {
+	tx.touch(TopicDrivers)
+	for id := range n.Drivers {
+		tx.touch(TopicDriver(id))
+	}
 }
 
 // saysTheSame compares two reports of a node without their times. A node that repeats its report writes

@@ -38,6 +38,7 @@ func (tx nodeWrites) SetNodeStatus(c *command.SetNodeStatus) (zero command.SetNo
 	if !same && !staysDown {
 		n.SetStatus(c.Status, c.At, tx.index)
 		n.ModifyIndex, n.ModifiedAt = tx.index, c.At
+		tx.touchDrivers(n)
 		if err := tx.writeNode(&n); err != nil {
 			return zero, err
 		}

@@ -291,7 +291,13 @@ func (tx *ReadTx) setNodes(d *claim.Driver) error {
 		if err != nil {
 			return fault("read driver %q on node %q: %w", d.ID, node, err)
 		}
-		d.Nodes[node] = n
+		of, err := tx.Node(node)
+		if err != nil && !errors.Is(err, claim.ErrNodeNotFound) {
+			return err
+		}
+		seen := of.Seen(n)
+		d.Replace(&n, &seen)
+		d.Nodes[node] = seen
 		return nil
 	})
 }

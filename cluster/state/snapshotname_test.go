@@ -3,6 +3,7 @@ package state
 import (
 	"bytes"
 	"errors"
+	"reflect"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ func TestSnapshotNames(t *testing.T) {
 	if !first.Changed || !first.Snapshot.CreatedAt.Equal(now.Add(time.Second)) {
 		t.Errorf("first %+v", first)
 	}
-	if again := put(named("default", "before", "a", "s1")); again.Changed || again.Snapshot != first.Snapshot {
+	if again := put(named("default", "before", "a", "s1")); again.Changed || !reflect.DeepEqual(again.Snapshot, first.Snapshot) {
 		t.Errorf("again %+v, before %+v", again, first)
 	}
 	put(named("prod", "before", "a", "s2")) // another namespace

@@ -19,7 +19,7 @@ var notApplicable = map[string]string{
 	"ControllerPublishVolume not supported":             "no PUBLISH_UNPUBLISH_VOLUME: a file on this host needs no attaching",
 	"ControllerUnpublishVolume not supported":           "the same",
 	"Controller Publish, UnpublishVolume not supported": "the same",
-	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":  "no topology: there is one host",
+	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":  "a snapshot is where its volume is",
 }
 
 // TestSanity runs the CSI project's suite against the real driver, once with file systems and once with block

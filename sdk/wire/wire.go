@@ -32,6 +32,9 @@ const Version = 1
 // PluginName is go-plugin's name for the one plugin that a process serves.
 const PluginName = "pannier"
 
+// RelayedKey is in the trailer of a call whose error is not the plugin's own (sdk.Relayed).
+const RelayedKey = "pannier-relayed"
+
 // Handshake lets a plugin recognise that a pannier host started it. It only makes errors understandable; TLS gives
 // the protection.
 var Handshake = goplugin.HandshakeConfig{

@@ -280,7 +280,7 @@ func TestMalformedDefinitionsChangeNothing(t *testing.T) {
 func TestRegisteredTopology(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)
-	register := func(racks ...string) (*hostv1.RegisterVolumeResponse, error) {
+	register := func(racks ...string) (*hostv1.RegisterVolumeResponse, error) { // this host is in r1
 		s := spec("old", func(s *hostv1.VolumeSpec) { s.ExternalId, s.TopologyRequest = "vol-7", &hostv1.TopologyRequest{} })
 		for _, rack := range racks {
 			s.TopologyRequest.Required = append(s.TopologyRequest.Required,
@@ -288,14 +288,14 @@ func TestRegisteredTopology(t *testing.T) {
 		}
 		return h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: s})
 	}
-	for _, racks := range [][]string{{"R1", "R2"}, nil, {"R1", "R2"}} {
+	for _, racks := range [][]string{{"r1", "r2"}, nil, {"r1", "r2"}} {
 		resp, err := register(racks...)
 		check.NoError(t, err)
-		if got := resp.Volume.Topologies; len(got) != 2 || got[0].Segments["rack"] != "R1" || got[1].Segments["rack"] != "R2" {
+		if got := resp.Volume.Topologies; len(got) != 2 || got[0].Segments["rack"] != "r1" || got[1].Segments["rack"] != "r2" {
 			t.Errorf("registered with %v: it is in %v", racks, got)
 		}
 	}
-	_, err := register("R3")
+	_, err := register("r3")
 	wantError(t, err, connect.CodeInvalidArgument, `volume "old"`, "topology_request", "deregister")
 }
 

@@ -125,13 +125,19 @@ them, and the autopilot blocks of configurations no longer count.`,
 		{
 			use: "health", short: "Show the health of the servers, and how many more may fail",
 			long: `Show the health of the servers, and how many more may fail. The exit code is 1 when one is
-unhealthy.`,
+unhealthy or does not vote yet.`,
 			run: func(ctx context.Context, c *call) error {
 				resp, err := c.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
 				err = c.Print(resp, err, func() {
 					c.Show(peerTable(resp.GetPeers()))
 					c.heading("")
 					c.Say("%s may fail before the ledger stops", escape.Count(resp.GetFailureTolerance(), "more server"))
+					for _, p := range resp.GetPeers() {
+						if p.GetHealthy() && !p.GetVoter() {
+							c.Say("server %q does not vote yet: it gets its vote when it has been healthy for server_stabilization_time",
+								p.GetName())
+						}
+					}
 				})
 				if err == nil {
 					err = oneCluster(ctx, c)

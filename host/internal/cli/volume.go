@@ -47,6 +47,7 @@ func writeSpec(c *call, noun, text, then string) error {
 // volumeSpecVerbs take or write a spec.
 func volumeSpecVerbs() []verb {
 	var dryRun bool
+	var onNode string
 	return []verb{
 		{
 			use: "init [FILE]", short: "Write a volume spec to start from (volume.hcl; - is standard output)",
@@ -72,16 +73,19 @@ pannier volume create -dry-run also asks the agent and the driver.`,
 			use: "create FILE", short: "Make a volume at its driver and register it",
 			long: `Make a volume at its driver and register it. FILE is a volume spec; - is standard
 input. Repeating it gives the same volume. -dry-run makes nothing: the agent checks the
-definition, and that a healthy controller of the driver can create such a volume and has room.`,
-			example: "volume.hcl\n-dry-run volume.hcl",
+definition, and that a healthy controller of the driver can create such a volume and has room.
+A driver whose volumes are bound to a node makes it on the node that the command calls, on the
+one that -node names, or where the spec's topology_request says.`,
+			example: "volume.hcl\n-node web-3 volume.hcl\n-dry-run volume.hcl",
 			flags: func(f *pflag.FlagSet) {
 				f.BoolVar(&dryRun, "dry-run", false, "check whether it can be made, and make nothing")
+				f.StringVar(&onNode, "node", "", "make it on this `NODE`")
 			},
 			run: withSpec((*call).readVolume, func(ctx context.Context, c *call, spec *hostv1.VolumeSpec) error {
 				if dryRun {
-					return checkVolume(ctx, c, spec)
+					return checkVolume(ctx, c, spec, onNode)
 				}
-				resp, err := c.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: spec})
+				resp, err := c.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: spec, Node: onNode})
 				return c.Done(resp, err, "%s", made("is created", resp.GetVolume()))
 			}),
 		},
@@ -111,8 +115,8 @@ func (c *call) readVolume() (*hostv1.VolumeSpec, error) {
 	return spec, err
 }
 
-func checkVolume(ctx context.Context, c *call, spec *hostv1.VolumeSpec) error {
-	resp, err := c.Volumes.CheckVolume(ctx, &hostv1.CheckVolumeRequest{Spec: spec})
+func checkVolume(ctx context.Context, c *call, spec *hostv1.VolumeSpec, node string) error {
+	resp, err := c.Volumes.CheckVolume(ctx, &hostv1.CheckVolumeRequest{Spec: spec, Node: node})
 	if resp.GetExists() {
 		return c.Done(resp, err, "volume %q exists with this definition: it would stay as it is", spec.GetId())
 	}

@@ -135,6 +135,7 @@ func showVolume(p *Printer, m *hostv1.GetVolumeResponse) {
 	for _, topology := range v.GetTopologies() {
 		t.Row("Topology", joinMap(topology.GetSegments()))
 	}
+	t.some("Accessible from", strings.Join(v.GetAccessibleNodes(), ", "))
 	t.Row("Parameters", joinMap(spec.GetParameters()))
 	t.some("Changed to", joinMap(v.GetMutableParameters()))
 	t.Row("Context", joinMap(spec.GetContext()))

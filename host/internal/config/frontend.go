@@ -130,8 +130,6 @@ func (l *loader) checkFrontends() {
 		case api == nil || !l.agent.ACL.Enabled:
 		case api.Policy == "" && api.TokenFile == "":
 			fail("api: policy is required where ACLs are on: the name of the policy that says what it may do")
-		case api.Policy != "" && l.agent.TLS != nil && !l.agent.Server.Enabled:
-			fail("api: policy: only servers make tokens: on this host write token_file, the path of a token's secret")
 		}
 	}
 }

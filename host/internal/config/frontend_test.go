@@ -1,6 +1,7 @@
 package config
 
 import (
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -39,6 +40,28 @@ plugin "plain" {}`,
 	}
 	if got := a.Plugins[0].Frontend; !reflect.DeepEqual(got, want) || a.Plugins[1].Frontend != nil {
 		t.Errorf("got %+v, %+v", got, a.Plugins[1].Frontend)
+	}
+}
+
+// The package's configuration is the same on servers and on other hosts.
+func TestPackagedDoorOnANodeWithACLs(t *testing.T) {
+	packaged, err := os.ReadFile("../../../packaging/agent.hcl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = load(t, Source{}, map[string]string{"agent.hcl": string(packaged), "cluster.hcl": `
+bind_addr  = "192.0.2.1"
+retry_join = ["192.0.2.2"]
+server { enabled = false }
+acl { enabled = true }
+tls {
+  ca_file   = "/ca.pem"
+  cert_file = "/cert.pem"
+  key_file  = "/key.pem"
+}
+`})
+	if err != nil && strings.Contains(err.Error(), "docker-volume") {
+		t.Error(err)
 	}
 }
 

@@ -115,7 +115,7 @@ func TestControllersOnNodes(t *testing.T) {
 			}, Name: "v", PluginID: "shared", CapacityMin: 1 << 20,
 			Capabilities: []claim.Capability{writer},
 		},
-	})
+	}, nil)
 	must(t, err)
 	_, err = cluster.Apply(within(t), ledger, &command.RegisterVolume{Volume: v})
 	must(t, err)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"connectrpc.com/connect"
+
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/frontend"
 )
@@ -38,6 +40,15 @@ func (d listening) Serve(ctx context.Context, host frontend.Host) error {
 		return nil
 	}
 	return d.Frontend.Serve(ctx, host)
+}
+
+// Unanswered is the error of a call that the API did not answer. A refusal, such as for a policy that does not exist
+// yet, is an answer: the front door serves, and its users are told.
+func Unanswered(err error) error {
+	if connect.IsWireError(err) && connect.CodeOf(err) != connect.CodeUnavailable {
+		return nil
+	}
+	return err
 }
 
 // Local reports whether only this machine reaches a listener's address.

@@ -63,7 +63,7 @@ type nodes struct {
 func (n nodes) controllers(t *testing.T) {
 	ids := []string{"spread-1", "spread-2", "spread-3", "spread-4"}
 	for _, id := range ids {
-		n.c.Volume(n.n2, id, "single-node-writer")
+		n.c.Volume(n.s3, id, "single-node-writer")
 	}
 	start(n.c, n.s1, "spread", ids...)
 	by := map[string]bool{}
@@ -75,7 +75,7 @@ func (n nodes) controllers(t *testing.T) {
 	}
 	n.s1.Run("workload", "stop", "spread")
 
-	n.c.Volume(n.n2, "flight", "single-node-writer")
+	n.c.Volume(n.s3, "flight", "single-node-writer")
 	release := n.c.Hold(t)
 	ended := begin(t, n.s3, "workload", "start", n.c.Workload(n.s3, "flight", "flight"))
 	asked := held(t, n.c)

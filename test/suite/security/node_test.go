@@ -94,6 +94,8 @@ audit {
 	app := claim.WorkloadRef{Namespace: "dev", ID: "app"}
 	c.Stage(t, "an honest start, and a restart of the agent", func(t *testing.T) {
 		n2.Token = dev
+		n2.Run("workload", "validate", inNamespace(n2, "dev", "app", ""))
+		n2.Run("workload", "start", "-dry-run", inNamespace(n2, "dev", "app", ""))
 		n2.Run("workload", "start", inNamespace(n2, "dev", "app", ""))
 		audited(t, server, "dev/app", true, "dev")
 		n2.Kill()

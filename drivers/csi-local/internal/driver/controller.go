@@ -103,12 +103,15 @@ func (d controller) ValidateVolumeCapabilities(_ context.Context,
 	}}, nil
 }
 
-// GetCapacity returns the free space of the host's disk. Unsupported parameters or capabilities are an error, which
+// GetCapacity returns the free space of the host's disk; none for another node's topology. Unsupported parameters or capabilities are an error, which
 // says more than no capacity.
 func (d controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	minimum, err := minimumFor(req)
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if in := req.GetAccessibleTopology(); in != nil && !d.isIn(in) {
+		return &csi.GetCapacityResponse{}, nil
 	}
 	k, err := d.disk()
 	if err != nil {

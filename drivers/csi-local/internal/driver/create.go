@@ -43,6 +43,11 @@ func (d controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeReque
 	if err != nil {
 		return nil, err
 	}
+	if in := req.GetAccessibilityRequirements().GetRequisite(); len(in) > 0 && !slices.ContainsFunc(in, d.isIn) {
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"accessibility_requirements do not include this node, %s=%s: ask the driver on one that they include",
+			topologyKey, d.nodeID)
+	}
 	ids := []string{w.ID}
 	if w.Source.VolumeID != "" {
 		ids = append(ids, w.Source.VolumeID)
@@ -60,14 +65,14 @@ func (d controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeReque
 			return nil, status.Errorf(codes.AlreadyExists,
 				"volume %q exists as %q, but %s: use another name or the same arguments", req.GetName(), existing.ID, why)
 		}
-		return &csi.CreateVolumeResponse{Volume: csiVolume(existing)}, nil
+		return &csi.CreateVolumeResponse{Volume: d.csiVolume(existing)}, nil
 	case !errors.Is(err, store.ErrNotFound):
 		return nil, failed(err)
 	}
 	if err := d.create(ctx, &w); err != nil {
 		return nil, err
 	}
-	return &csi.CreateVolumeResponse{Volume: csiVolume(w.Volume)}, nil
+	return &csi.CreateVolumeResponse{Volume: d.csiVolume(w.Volume)}, nil
 }
 
 // create makes the volume and fills in its capacity.
@@ -219,8 +224,10 @@ func chooseFSType(capability, parameter string) (string, error) {
 	return cmp.Or(capability, parameter), nil
 }
 
-func csiVolume(v store.Volume) *csi.Volume {
-	out := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Capacity}
+func (d *Driver) csiVolume(v store.Volume) *csi.Volume {
+	out := &csi.Volume{
+		VolumeId: v.ID, CapacityBytes: v.Capacity, AccessibleTopology: []*csi.Topology{d.topology()},
+	}
 	switch {
 	case v.Source.SnapshotID != "":
 		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{

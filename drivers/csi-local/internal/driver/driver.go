@@ -31,6 +31,24 @@ import (
 // Name is the driver's name, as GetPluginInfo reports it.
 const Name = "local.csi.pannier.dev"
 
+// topologyKey is the segment of the driver's topology: a volume is on the disk of one node.
+const topologyKey = "topology." + Name + "/node"
+
+// topology is where this node's volumes are accessible from.
+func (d *Driver) topology() *csi.Topology {
+	return &csi.Topology{Segments: map[string]string{topologyKey: d.nodeID}}
+}
+
+// isIn reports whether this node is in a topology.
+func (d *Driver) isIn(t *csi.Topology) bool {
+	for key, value := range t.GetSegments() {
+		if key != topologyKey || value != d.nodeID {
+			return false
+		}
+	}
+	return true
+}
+
 // Driver is a CSI driver for volumes in one store on one node: what its four services share.
 type Driver struct {
 	version  string
@@ -155,8 +173,8 @@ func (d identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*cs
 	return &csi.GetPluginInfoResponse{Name: Name, VendorVersion: d.version}, nil
 }
 
-// GetPluginCapabilities reports that there are a controller and a group controller, and that volumes can be expanded
-// while they are in use.
+// GetPluginCapabilities reports that there are a controller and a group controller, that a volume is accessible from
+// one node only, and that volumes can be expanded while they are in use.
 func (d identity) GetPluginCapabilities(context.Context,
 	*csi.GetPluginCapabilitiesRequest,
 ) (*csi.GetPluginCapabilitiesResponse, error) {
@@ -166,6 +184,9 @@ func (d identity) GetPluginCapabilities(context.Context,
 		}}},
 		{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{
 			Type: csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE,
+		}}},
+		{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{
+			Type: csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
 		}}},
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
 			Type: csi.PluginCapability_VolumeExpansion_ONLINE,

@@ -20,7 +20,7 @@ func (d controller) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) 
 	}
 	entries, next, err := page(ids, req, store.IsVolumeID, func(id string) (*csi.ListVolumesResponse_Entry, error) {
 		v, err := d.registered(id)
-		return &csi.ListVolumesResponse_Entry{Volume: csiVolume(v)}, err
+		return &csi.ListVolumesResponse_Entry{Volume: d.csiVolume(v)}, err
 	})
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, err
 }
@@ -34,7 +34,7 @@ func (d controller) ControllerGetVolume(_ context.Context,
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
-		Volume: csiVolume(v),
+		Volume: d.csiVolume(v),
 		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{},
 	}, nil
 }

@@ -37,9 +37,9 @@ func (d node) NodeGetCapabilities(context.Context,
 	return resp, nil
 }
 
-// NodeGetInfo returns the node id that the driver was started with.
+// NodeGetInfo returns the node id that the driver was started with, which is its topology too.
 func (d node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: d.nodeID}, nil
+	return &csi.NodeGetInfoResponse{NodeId: d.nodeID, AccessibleTopology: d.topology()}, nil
 }
 
 // stagePath resolves the staging path. It must be a directory, which the caller has made.

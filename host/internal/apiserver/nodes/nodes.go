@@ -290,7 +290,7 @@ func (h *Handler) shownNode(n claim.Node, members map[string]discovery.Member) *
 		shown.Drain = &hostv1.NodeDrain{StartedAt: call.Time(d.StartedAt), By: d.By, DoneAt: call.Time(d.DoneAt)}
 	}
 	for _, id := range slices.Sorted(maps.Keys(n.Drivers)) {
-		d := n.Drivers[id]
+		d := n.Seen(n.Drivers[id])
 		if c := d.ControllerApart; c != nil && !c.Healthy {
 			d.Message = strings.TrimPrefix(d.Message+"; its controller is unhealthy: "+c.Message, "; ")
 		}

@@ -112,9 +112,13 @@ func (h *Handler) AutopilotHealth(ctx context.Context,
 ) (*hostv1.AutopilotHealthResponse, error) {
 	peers, err := h.Ledger.Peers(ctx)
 	return &hostv1.AutopilotHealthResponse{
-		Healthy: !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return !p.Healthy }),
-		Peers:   call.Each(peers, shownPeer), FailureTolerance: int64(FailureTolerance(peers)),
+		Healthy: Healthy(peers), Peers: call.Each(peers, shownPeer), FailureTolerance: int64(FailureTolerance(peers)),
 	}, err
+}
+
+// Healthy reports whether all servers are healthy and vote: one without a vote replaces none that fails.
+func Healthy(peers []cluster.Peer) bool {
+	return !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return !p.Healthy || !p.Voter })
 }
 
 // FailureTolerance is how many more voters may fail before there is no majority.

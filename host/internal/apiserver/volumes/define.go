@@ -21,6 +21,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/convert"
@@ -108,12 +109,16 @@ func (h *Handler) CreateVolume(ctx context.Context,
 		return nil, err
 	}
 	defer unlock()
-	exists, warnings, err := h.created(ctx, v)
+	exists, warnings, err := h.created(ctx, v, req.GetNode())
 	if err != nil {
 		return nil, err
 	}
 	if !exists {
-		if err := h.create(ctx, v); err != nil {
+		places, err := h.place(ctx, v, req.GetNode())
+		if err != nil {
+			return nil, err
+		}
+		if err := h.create(ctx, v, places); err != nil {
 			return nil, err
 		}
 	}
@@ -129,12 +134,48 @@ func (h *Handler) CheckVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	exists, warnings, err := h.created(ctx, v)
+	exists, warnings, err := h.created(ctx, v, req.GetNode())
 	resp := &hostv1.CheckVolumeResponse{Exists: exists, Warnings: warnings}
-	if err == nil && !exists {
-		resp.DriverName, err = h.Controllers.CheckCreate(ctx, v)
+	if err != nil || exists {
+		return resp, err
+	}
+	places, err := h.place(ctx, v, req.GetNode())
+	if err == nil {
+		resp.DriverName, err = h.Controllers.CheckCreate(ctx, v, places)
 	}
 	return resp, err
+}
+
+// place decides where a volume is made: where its definition says, where its source is, on the named node, or on the
+// caller's.
+func (h *Handler) place(ctx context.Context, v claim.Volume, named string) (places []claim.Topology, err error) {
+	if named == "" && len(v.Topology.Required)+len(v.Topology.Preferred) == 0 {
+		if places, err = h.sourcePlaces(ctx, v); err != nil || len(places) > 0 {
+			return places, err
+		}
+	}
+	node := h.Name
+	if cert := call.CallerOf(ctx).Cert; cert != nil && cert.Role != pki.CLI {
+		node = cert.Name
+	}
+	return h.Controllers.Place(v, cmp.Or(named, node), named != "")
+}
+
+// sourcePlaces returns where the volume to clone is accessible from, or the one that the snapshot was taken of; nil:
+// the ledger has none.
+func (h *Handler) sourcePlaces(ctx context.Context, v claim.Volume) (places []claim.Topology, err error) {
+	switch {
+	case v.CloneID != "":
+		source, _, err := h.findVolume(ctx, claim.VolumeRef{Namespace: v.Namespace, ID: v.CloneID})
+		return source.Topologies, err
+	case v.SnapshotID != "":
+		id, _, err := h.snapshotID(ctx, v.Namespace, v.PluginID, v.SnapshotID)
+		if err != nil {
+			return nil, err
+		}
+		return h.snapshotPlaces(ctx, v.PluginID, id)
+	}
+	return nil, nil
 }
 
 // creation converts and checks the spec of a volume to create.
@@ -151,13 +192,18 @@ func (h *Handler) creation(ctx context.Context, spec *hostv1.VolumeSpec) (claim.
 
 // created reports whether the volume to create is registered with the same definition. It is an error if it is
 // registered with another one, or names a volume at the driver.
-func (h *Handler) created(ctx context.Context, v claim.Volume) (exists bool, warnings []string, err error) {
+func (h *Handler) created(ctx context.Context, v claim.Volume, node string) (exists bool, warnings []string,
+	err error,
+) {
 	before, found, err := h.findVolume(ctx, v.VolumeRef)
 	switch {
 	case err != nil:
 		return false, nil, err
 	case found && before.Mark != nil:
 		return false, nil, before.Mark.Refuse(before.VolumeRef, "", time.Now())
+	case found && node != "" && !h.Controllers.Reaches(before, node):
+		return true, nil, fmt.Errorf("volume %q %w: it is not accessible from node %q (see: pannier volume status %s)",
+			before.VolumeRef, ErrDefined, node, before.ID)
 	case found:
 		return true, nil, h.sameDefinition(before, v)
 	case v.ExternalID != "":
@@ -169,7 +215,7 @@ func (h *Handler) created(ctx context.Context, v claim.Volume) (exists bool, war
 	return false, warnings, nil
 }
 
-func (h *Handler) create(ctx context.Context, v claim.Volume) error {
+func (h *Handler) create(ctx context.Context, v claim.Volume, places []claim.Topology) error {
 	source, err := h.cloneSource(ctx, v)
 	if err != nil {
 		return err
@@ -179,7 +225,7 @@ func (h *Handler) create(ctx context.Context, v claim.Volume) error {
 	if asked.SnapshotID, _, err = h.snapshotID(ctx, v.Namespace, v.PluginID, v.SnapshotID); err != nil {
 		return err
 	}
-	made, err := h.Controllers.Create(ctx, asked)
+	made, err := h.Controllers.Create(ctx, asked, places)
 	if err != nil {
 		return err
 	}

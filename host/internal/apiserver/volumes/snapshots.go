@@ -51,6 +51,7 @@ func (h *Handler) CreateSnapshot(ctx context.Context,
 	}
 	put, err := cluster.Apply(ctx, h.Ledger, &command.PutSnapshot{Snapshot: claim.Snapshot{
 		SnapshotRef: named, PluginID: v.PluginID, ID: taken.ID, Volume: v.ID, ExternalVolumeID: v.ExternalID,
+		Topologies: v.Topologies,
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("driver %q has taken the snapshot %s, but its name %q was not recorded: %w; take it again to "+
@@ -82,6 +83,17 @@ func (h *Handler) snapshotID(ctx context.Context, namespace, driver, given strin
 	return known.ID, true, nil
 }
 
+// snapshotPlaces returns where the volume of a snapshot was accessible from; nil: the ledger does not have it.
+func (h *Handler) snapshotPlaces(ctx context.Context, driver, id string) (places []claim.Topology, err error) {
+	known, err := call.Latest(ctx, h.Ledger, func(tx *state.ReadTx) ([]claim.Snapshot, error) {
+		return tx.SnapshotsByID(driver, id)
+	})
+	if err == nil && len(known) > 0 {
+		places = known[0].Topologies
+	}
+	return places, err
+}
+
 // DeleteSnapshot deletes a snapshot at its driver. An unknown one is an error, if the driver lists its snapshots.
 func (h *Handler) DeleteSnapshot(ctx context.Context,
 	req *hostv1.DeleteSnapshotRequest,
@@ -97,9 +109,13 @@ func (h *Handler) DeleteSnapshot(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	places, err := h.snapshotPlaces(ctx, driver, id)
+	if err != nil {
+		return nil, err
+	}
 	unknown := !named && h.unknownSnapshot(ctx, driver, id, req.GetSecrets())
 	if !unknown {
-		if err := h.Controllers.DeleteSnapshot(ctx, driver, id, req.GetSecrets()); err != nil {
+		if err := h.Controllers.DeleteSnapshot(ctx, driver, id, req.GetSecrets(), places); err != nil {
 			return nil, err
 		}
 	}

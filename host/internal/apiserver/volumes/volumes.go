@@ -3,6 +3,7 @@ package volumes
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,7 +85,7 @@ func (h *Handler) GetVolume(ctx context.Context, req *hostv1.GetVolumeRequest) (
 	}
 	seen := h.look(ctx, v, claims)
 	return &hostv1.GetVolumeResponse{
-		Volume: showDriver(h.shownVolume(v, claims), driver), Usage: seen.usage(), Conditions: seen.conditions(),
+		Volume: showDriver(h.shownVolume(v, claims), v, driver), Usage: seen.usage(), Conditions: seen.conditions(),
 		Meta: meta,
 	}, nil
 }
@@ -97,12 +98,17 @@ func driverOf(tx *state.ReadTx, v claim.Volume) (claim.Driver, error) {
 }
 
 // showDriver adds to a volume what the ledger has of its driver.
-func showDriver(shown *hostv1.Volume, d claim.Driver) *hostv1.Volume {
+func showDriver(shown *hostv1.Volume, v claim.Volume, d claim.Driver) *hostv1.Volume {
 	if shown.GetProvider() == "" {
 		shown.Provider, shown.ProviderVersion = d.Provider, d.Version
 	}
 	shown.ControllersHealthy, shown.ControllersExpected = int64(d.ControllersHealthy), int64(d.ControllersExpected)
 	shown.NodesHealthy, shown.NodesExpected = int64(d.NodesHealthy), int64(d.NodesExpected)
+	for _, node := range slices.Sorted(maps.Keys(d.Nodes)) {
+		if len(v.Topologies) > 0 && v.CheckReachable(node, d.Nodes[node].Topology) == nil {
+			shown.AccessibleNodes = append(shown.AccessibleNodes, node)
+		}
+	}
 	return shown
 }
 
@@ -323,7 +329,7 @@ func (h *Handler) ListVolumes(ctx context.Context, m *hostv1.ListVolumesRequest)
 				}
 				drivers[v.PluginID] = d
 			}
-			resp.Volumes = append(resp.Volumes, showDriver(h.shownVolume(v, claims), d))
+			resp.Volumes = append(resp.Volumes, showDriver(h.shownVolume(v, claims), v, d))
 		}
 		return nil
 	})

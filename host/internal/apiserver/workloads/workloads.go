@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/onbehalf"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/specs"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -130,7 +131,8 @@ func (h *Handler) CheckWorkload(ctx context.Context, req *hostv1.CheckWorkloadRe
 	if err != nil {
 		return nil, err
 	}
-	found, err := h.Workloads.Check(ctx, spec)
+	// A node reads the volumes from the leader, which checks the caller's token as it does for a start.
+	found, err := h.Workloads.Check(onbehalf.With(ctx, onbehalf.New(call.SecretOf(ctx), nil)), spec)
 	if err != nil {
 		return nil, err
 	}

@@ -25,14 +25,19 @@ func (p *Patient) askAgent(ctx context.Context) {
 	p.status, p.statusErr = p.Client.Agent.Status(ctx, &hostv1.StatusRequest{})
 }
 
+// lastLines shows why an agent does not work, without asking it.
+const lastLines = "journalctl -u pannier -n 20 --no-pager"
+
 func (p *Patient) agent(context.Context) []Finding {
 	switch s := p.status; {
-	case s == nil && connect.CodeOf(p.statusErr) == connect.CodeUnavailable:
-		return one(Fail, fmt.Sprintf("it does not answer: %v", p.statusErr), "systemctl status pannier")
-	case s == nil:
+	case s == nil && unanswered(p.statusErr):
+		return one(Fail, fmt.Sprintf("it does not answer: %v", p.statusErr), lastLines)
+	case s == nil && connect.CodeOf(p.statusErr) == connect.CodePermissionDenied:
 		return one(Fail, fmt.Sprintf("its state cannot be read: %v", p.statusErr), "pannier acl token self")
+	case s == nil:
+		return one(Fail, fmt.Sprintf("its state cannot be read: %v", p.statusErr), lastLines)
 	case !s.GetReady():
-		return one(Fail, fmt.Sprintf("%s is not ready: %s", s.GetName(), s.GetMessage()), "journalctl -u pannier -n 50")
+		return one(Fail, fmt.Sprintf("%s is not ready: %s", s.GetName(), s.GetMessage()), lastLines)
 	default:
 		return ok("%s is ready: version %s, process %d", s.GetName(), s.GetVersion(), s.GetPid())
 	}
@@ -313,7 +318,7 @@ func (p *Patient) unheard(members map[string]string) (problems []Finding) {
 func (p *Patient) quorum(ctx context.Context) []Finding {
 	health, err := p.Client.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
 	if err != nil {
-		return unread(Fail, "the servers' health cannot be read", err, "pannier operator raft list-peers")
+		return unread(Fail, "the servers' health cannot be read", err, "pannier server members")
 	}
 	voters := 0
 	var sick []string

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -14,8 +15,12 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// checkPatience bounds one check.
-const checkPatience = 5 * time.Second
+const (
+	// checkPatience bounds one check.
+	checkPatience = 5 * time.Second
+	// callPatience bounds the calls that a check makes, so that one without an answer is told from a check that hangs.
+	callPatience = 4 * time.Second
+)
 
 // Status is how bad a finding is.
 type Status string
@@ -118,7 +123,9 @@ func (p *Patient) make(ctx context.Context, c check) []Finding {
 			done <- lacking
 			return
 		}
-		done <- c.look(p, ctx)
+		calls, cancel := context.WithTimeout(ctx, callPatience)
+		defer cancel()
+		done <- c.look(p, calls)
 	}()
 	select {
 	case found := <-done:
@@ -163,10 +170,19 @@ func skipped(format string, args ...any) []Finding {
 
 // unread is the finding of what the agent does not answer: nothing is wrong if the caller's token does not allow it.
 func unread(s Status, what string, err error, command string) []Finding {
-	if connect.CodeOf(err) == connect.CodePermissionDenied {
+	switch {
+	case connect.CodeOf(err) == connect.CodePermissionDenied:
 		s, command = Skipped, "pannier acl token self"
+	case unanswered(err): // by the leader: the agent itself has answered
+		what, command = what+", as without a majority of the servers", "pannier server members"
 	}
 	return one(s, fmt.Sprintf("%s: %v", what, err), command)
+}
+
+// unanswered reports whether an error says that nobody has answered.
+func unanswered(err error) bool {
+	code := connect.CodeOf(err)
+	return code == connect.CodeUnavailable || code == connect.CodeDeadlineExceeded || errors.Is(err, context.DeadlineExceeded)
 }
 
 // or returns the problems, or if there are none that all is well.
@@ -180,6 +196,8 @@ func or(problems []Finding, format string, args ...any) []Finding {
 // lacks returns why a check cannot be made; nil: it can.
 func (p *Patient) lacks(needs need) []Finding {
 	switch {
+	case needs&answering != 0 && p.status == nil && !unanswered(p.statusErr):
+		return skipped("needs the agent's state, which cannot be read: %v", p.statusErr)
 	case needs&answering != 0 && p.status == nil:
 		return skipped("needs the agent, which does not answer")
 	case needs&configured != 0 && p.Config == nil:

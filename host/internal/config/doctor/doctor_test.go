@@ -2,7 +2,11 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,12 +15,15 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/host/internal/system/pki"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 	lib "github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/docker"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -138,6 +145,33 @@ func TestCheckThatHangs(t *testing.T) {
 	close(release)
 	lib.Eventually(t, "the check has ended", func() bool { _, hangs := p.Unended.Load("hangs"); return !hangs })
 	is(t, later.make(t.Context(), hangs), "ok: it has ended")
+}
+
+// What the agent answered is told from what it did not, and a call without an answer from a check that hangs.
+func TestAgentThatAnswers(t *testing.T) {
+	t.Parallel()
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(_ http.ResponseWriter, r *http.Request) { // no majority: nobody answers
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	})
+	agent := httptest.NewServer(mux)
+	defer agent.Close()
+	p := Patient{
+		Unended: &sync.Map{}, status: &hostv1.StatusResponse{Ready: true}, Config: &config.Agent{},
+		Client: &api.Client{Operator: hostv1connect.NewOperatorServiceClient(agent.Client(), agent.URL)},
+	}
+	is(t, p.make(t.Context(), check{"quorum", 0, (*Patient).quorum}),
+		"fail: the servers' health cannot be read, as without a majority of the servers: ")
+
+	denied := Patient{statusErr: connect.NewError(connect.CodePermissionDenied, errors.New("no token"))}
+	is(t, denied.lacks(answering), "skipped: needs the agent's state, which cannot be read: permission_denied: no token")
+	is(t, denied.agent(t.Context()), "fail: its state cannot be read: permission_denied: no token: pannier acl token self")
+	for _, err := range []error{connect.NewError(connect.CodeUnavailable, errors.New("no socket")), context.DeadlineExceeded} {
+		silent := Patient{statusErr: err}
+		is(t, silent.lacks(answering), "skipped: needs the agent, which does not answer")
+		is(t, silent.agent(t.Context()), "journalctl -u pannier -n 20 --no-pager")
+	}
 }
 
 func TestDocker(t *testing.T) {

@@ -32,7 +32,7 @@ func (c *Controllers) Attach(ctx context.Context, v claim.Volume, modes claim.Ca
 		return nil, err
 	}
 	defer l.release()
-	if on, err := c.reach.on(v.PluginID, node); err == nil {
+	if on, err := c.on(v.PluginID, node); err == nil {
 		if err := v.CheckReachable(node, on.Topology); err != nil {
 			return nil, fmt.Errorf("%s: %w", doing, err)
 		}

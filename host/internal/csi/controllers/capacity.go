@@ -15,13 +15,15 @@ const roomWait = 5 * time.Second
 
 // short returns an error if the driver reports less room than the volume needs in each of the topologies where it may
 // be, and nil if there is enough or the driver does not say: then it decides.
-func (c *Controllers) short(ctx context.Context, s storage.Client, d drivers.Driver, v claim.Volume) error {
+func (c *Controllers) short(ctx context.Context, s storage.Client, d drivers.Driver, v claim.Volume,
+	where storage.TopologyRequirement,
+) error {
 	if ctl := d.Fingerprint.Controller; v.CapacityMin == 0 || ctl == nil || !ctl.GetCapacity {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, roomWait)
 	defer cancel()
-	places := topologies(v.Topology.Required)
+	places := where.Requisite
 	if len(places) == 0 {
 		places = []storage.Topology{nil}
 	}

@@ -122,11 +122,21 @@ type ability struct {
 	optional bool
 	// namespace is that of the call's volume; empty: the call is about no volume, or about all.
 	namespace string
+	// places are where the call's volume is accessible from; empty: everywhere, or it is not known.
+	places []claim.Topology
+	// remote: controllers do it for other places too, if none of the volume's is reachable.
+	remote bool
 }
 
 // of is the ability for a call about a volume.
 func (a ability) of(v claim.Volume) ability {
-	a.namespace = v.Namespace
+	a.namespace, a.places = v.Namespace, v.Topologies
+	return a
+}
+
+// in is the ability for a call about something in other places.
+func (a ability) in(places []claim.Topology) ability {
+	a.places = places
 	return a
 }
 
@@ -136,10 +146,10 @@ var anyController = ability{has: func(*storage.ControllerCapabilities) bool { re
 var (
 	attaching = ability{
 		what: "attach volumes",
-		has:  func(c *storage.ControllerCapabilities) bool { return c.AttachDetach }, optional: true,
+		has:  func(c *storage.ControllerCapabilities) bool { return c.AttachDetach }, optional: true, remote: true,
 	}
 	// detaching is not optional: what was attached is detached.
-	detaching    = ability{what: "detach volumes", has: attaching.has}
+	detaching    = ability{what: "detach volumes", has: attaching.has, remote: true}
 	provisioning = ability{
 		what: "create and delete volumes",
 		has:  func(c *storage.ControllerCapabilities) bool { return c.CreateDelete },
@@ -168,10 +178,8 @@ type reach interface {
 	// call makes one call to a controller of the driver that has the ability, and waits up to wait
 	// for one that is healthy.
 	call(ctx context.Context, driver string, need ability, wait time.Duration, fn call) error
-	// expandsOnNodes reports whether a node service of the driver has EXPAND_VOLUME.
-	expandsOnNodes(driver string) bool
-	// on returns a node's last report on the driver.
-	on(driver, node string) (claim.NodeDriver, error)
+	// driver returns the driver with the last report of each node in reach.
+	driver(id string) (claim.Driver, error)
 }
 
 // host is the reach of a single host: its own drivers.
@@ -185,34 +193,59 @@ func (h host) call(ctx context.Context, driver string, need ability, wait time.D
 		if need.optional && (d.Fingerprint.Controller == nil || !need.has(d.Fingerprint.Controller)) {
 			return nil
 		}
+		if in, _ := inPlaces(h.reported(d), []string{h.name}, need.places); len(in) == 0 && !need.remote {
+			return notIn(driver, need.places)
+		}
 		return fn(ctx, s, d)
 	})
 }
 
-func (h host) expandsOnNodes(driver string) bool {
-	d, err := h.calls.Drivers.Get(driver)
-	return err == nil && d.Fingerprint.Node != nil && d.Fingerprint.Node.Expand
+func (h host) driver(id string) (claim.Driver, error) {
+	d, err := h.calls.Drivers.Get(id)
+	return h.reported(d), err
 }
 
-func (h host) on(driver, node string) (claim.NodeDriver, error) {
-	if node != h.name {
-		return claim.NodeDriver{}, fmt.Errorf("the driver's own id of node %q is not known on node %q", node, h.name)
+// reported is a driver of this node as the ledger of a cluster would have it.
+func (h host) reported(d drivers.Driver) claim.Driver {
+	on := claim.NodeDriver{ID: d.ID, Type: claim.DriverType(d.Type), Healthy: d.Healthy, Message: d.Message}
+	if n := d.Fingerprint.Node; n != nil {
+		on.NodeID, on.Topology = n.NodeID, n.AccessibleTopology
+		on.Node = &claim.NodeCapabilities{Expand: n.Expand}
 	}
-	d, err := h.calls.Drivers.Get(driver)
+	return claim.Driver{ID: d.ID, Nodes: map[string]claim.NodeDriver{h.name: on}}
+}
+
+// expandsOnNodes reports whether a node service of the driver has EXPAND_VOLUME.
+func (c *Controllers) expandsOnNodes(driver string) bool {
+	d, err := c.reach.driver(driver)
+	if err != nil {
+		return false
+	}
+	for _, on := range d.Nodes {
+		if on.Node != nil && on.Node.Expand {
+			return true
+		}
+	}
+	return false
+}
+
+// on returns a node's last report on the driver.
+func (c *Controllers) on(driver, node string) (claim.NodeDriver, error) {
+	d, err := c.reach.driver(driver)
 	if err != nil {
 		return claim.NodeDriver{}, err
 	}
-	out := claim.NodeDriver{ID: driver, Healthy: d.Healthy, Message: d.Message}
-	if n := d.Fingerprint.Node; n != nil {
-		out.NodeID, out.Topology = n.NodeID, n.AccessibleTopology
+	on, ok := d.Nodes[node]
+	if !ok {
+		return on, fmt.Errorf("driver %q is not on node %q (see: pannier driver status %s)", driver, node, driver)
 	}
-	return out, nil
+	return on, nil
 }
 
 // driverNodeID is the driver's own id of a node. It must never be empty: a ControllerUnpublishVolume
 // without one detaches the volume from all nodes.
 func (c *Controllers) driverNodeID(driver, node string) (string, error) {
-	d, err := c.reach.on(driver, node)
+	d, err := c.on(driver, node)
 	switch {
 	case err != nil:
 		return "", err

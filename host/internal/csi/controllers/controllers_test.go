@@ -254,7 +254,7 @@ func TestErrorsNameWhatWasTried(t *testing.T) {
 			volume: on("sick"), node: "n1", is: drivers.ErrUnhealthy,
 			says: []string{`driver "sick"`, "socket is gone", "pannier driver status sick"},
 		},
-		"other node": {volume: on("d"), node: "n2", says: []string{`node "n2"`, "not known"}},
+		"other node": {volume: on("d"), node: "n2", says: []string{`node "n2"`, "is not on node"}},
 		"no node id": {volume: on("nameless"), node: "n1", says: []string{"NodeGetInfo"}},
 		"secrets":    {volume: damaged, node: "n1", is: errSecrets, says: []string{"open the secrets"}},
 		"the driver's code": {
@@ -384,7 +384,7 @@ func TestCreate(t *testing.T) {
 	c := open(p, driver("d"))
 	want := vol
 	want.ExternalID, want.CapacityMin, want.CapacityMax, want.Parameters = "", 5, 9, map[string]string{"sku": "x"}
-	made, err := c.Create(t.Context(), want)
+	made, err := c.Create(t.Context(), want, nil)
 	check.NoError(t, err)
 	if made.ExternalID != "ext-1" || made.Capacity != 7 || made.Context["k"] != "v" ||
 		made.Topologies[0].Segments["rack"] != "r1" || made.ID != "mysql" {
@@ -395,7 +395,7 @@ func TestCreate(t *testing.T) {
 		req.Capabilities[0].FSType != "ext4" || req.Capabilities[0].MountFlags[0] != "noatime" {
 		t.Errorf("the driver was asked %+v", req)
 	}
-	if _, err := c.Create(t.Context(), want); err != nil || p.created[1].Name != req.Name {
+	if _, err := c.Create(t.Context(), want, nil); err != nil || p.created[1].Name != req.Name {
 		t.Errorf("a repeated create has the name %q after %q, %v", p.created[1].Name, req.Name, err)
 	}
 }
@@ -456,7 +456,7 @@ func TestCreateAsksForRoom(t *testing.T) {
 			p := &plugin{rooms: tc.rooms, err: tc.answers}
 			v := vol
 			v.CapacityMin, v.Topology = 100, tc.topology
-			_, err := open(p, tc.driver).Create(t.Context(), v)
+			_, err := open(p, tc.driver).Create(t.Context(), v, nil)
 			if status.Code(err) != status.Code(tc.answers) {
 				t.Errorf("got %v, want the code of %v", err, tc.answers)
 			}
@@ -544,7 +544,7 @@ func TestCheckCreate(t *testing.T) {
 			if c.change != nil {
 				c.change(&v)
 			}
-			got, err := controllers.CheckCreate(t.Context(), v)
+			got, err := controllers.CheckCreate(t.Context(), v, nil)
 			if c.says == "" && (err != nil || got != volumeName("c1", v)) ||
 				c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 				t.Errorf("%q, %v", got, err)
@@ -613,7 +613,7 @@ func TestCreatedWithAnotherCapacity(t *testing.T) {
 		v := vol
 		v.CapacityMin, v.CapacityMax = tc.least, tc.most
 		able := driver("d", func(d *drivers.Driver) { d.Fingerprint.Controller.CreateDelete = true })
-		_, err := open(p, able).Create(t.Context(), v)
+		_, err := open(p, able).Create(t.Context(), v, nil)
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%+v: %v", tc, err)
 		}

@@ -42,7 +42,7 @@ func (c *Controllers) CreateGroupSnapshot(ctx context.Context, volumes []claim.V
 func (c *Controllers) DeleteGroupSnapshot(ctx context.Context, driverID string,
 	req storage.GroupSnapshotRequest,
 ) error {
-	return c.onGroup(ctx, "delete", driverID, req,
+	return onGroup(ctx, c.everywhere, "delete", driverID, req,
 		func(ctx context.Context, s storage.Client, d drivers.Driver, req storage.GroupSnapshotRequest) error {
 			return s.DeleteGroupSnapshot(ctx, d.Ref(), req)
 		})
@@ -52,7 +52,7 @@ func (c *Controllers) DeleteGroupSnapshot(ctx context.Context, driverID string,
 func (c *Controllers) GetGroupSnapshot(ctx context.Context, driverID string,
 	req storage.GroupSnapshotRequest,
 ) (got storage.GroupSnapshot, err error) {
-	err = c.onGroup(ctx, "read", driverID, req,
+	err = onGroup(ctx, c.call, "read", driverID, req,
 		func(ctx context.Context, s storage.Client, d drivers.Driver, req storage.GroupSnapshotRequest) error {
 			got, err = s.GetGroupSnapshot(ctx, d.Ref(), req)
 			return err
@@ -62,7 +62,8 @@ func (c *Controllers) GetGroupSnapshot(ctx context.Context, driverID string,
 
 // onGroup makes a call about a group. Some drivers need the ids of its snapshots: they are looked up if the request
 // does not have them, and the driver lists its snapshots.
-func (c *Controllers) onGroup(ctx context.Context, does, driverID string, req storage.GroupSnapshotRequest,
+func onGroup(ctx context.Context, ask func(ctx context.Context, doing, driver string, need ability, fn call) error,
+	does, driverID string, req storage.GroupSnapshotRequest,
 	fn func(ctx context.Context, s storage.Client, d drivers.Driver, req storage.GroupSnapshotRequest) error,
 ) error {
 	doing := fmt.Sprintf("%s group snapshot %q", does, req.ID)
@@ -76,7 +77,7 @@ func (c *Controllers) onGroup(ctx context.Context, does, driverID string, req st
 		}
 		return fn(ctx, s, d, req)
 	}
-	return c.call(ctx, doing, driverID, anyController, call)
+	return ask(ctx, doing, driverID, anyController, call)
 }
 
 // members lists the ids of a group's snapshots; none if the driver does not list snapshots.

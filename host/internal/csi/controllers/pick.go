@@ -103,11 +103,18 @@ func (p *picker) once(ctx context.Context, driver string, need ability, fn call)
 	if err != nil || len(candidates) == 0 && need.optional {
 		return err
 	}
+	in, others := inPlaces(d, candidates, need.places)
+	order := p.ordered(in)
+	if need.remote {
+		order = append(order, p.ordered(others)...)
+	} else if len(candidates) > 0 && len(in) == 0 {
+		return notIn(driver, need.places)
+	}
 	away := &awayError{}
 	if len(candidates) == 0 {
 		away.text = []string{"no node has the driver"}
 	}
-	for _, node := range p.ordered(candidates) {
+	for _, node := range order {
 		on := d.Nodes[node]
 		if why := p.unfit(node, on, need.namespace); why != nil {
 			away.tried(node, why)
@@ -258,30 +265,7 @@ func there(on claim.NodeDriver) drivers.Driver {
 	return d
 }
 
-func (p *picker) expandsOnNodes(driver string) bool {
-	d, err := p.cluster.Driver(driver)
-	if err != nil {
-		return false
-	}
-	for _, on := range d.Nodes {
-		if on.Node != nil && on.Node.Expand {
-			return true
-		}
-	}
-	return false
-}
-
-func (p *picker) on(driver, node string) (claim.NodeDriver, error) {
-	d, err := p.cluster.Driver(driver)
-	if err != nil {
-		return claim.NodeDriver{}, err
-	}
-	on, ok := d.Nodes[node]
-	if !ok {
-		return on, fmt.Errorf("driver %q is not on node %q (see: pannier driver status %s)", driver, node, driver)
-	}
-	return on, nil
-}
+func (p *picker) driver(id string) (claim.Driver, error) { return p.cluster.Driver(id) }
 
 // isAway reports whether another controller may be tried because the node or its driver is
 // unreachable. A driver's answer is final.

@@ -217,7 +217,7 @@ func TestAControllerApart(t *testing.T) {
 		d.Healthy, d.ControllerApart = false, &claim.DriverHealth{Healthy: true}
 	})
 	for range 4 {
-		if _, err := c.Create(t.Context(), vol); err != nil {
+		if _, err := c.Create(t.Context(), vol, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,7 +227,7 @@ func TestAControllerApart(t *testing.T) {
 	for _, node := range []string{"n1", "n3"} {
 		m.set(node, func(d *claim.NodeDriver) { d.ControllerApart = &claim.DriverHealth{Message: "so has this"} })
 	}
-	if _, err := c.Create(t.Context(), vol); err == nil || !strings.Contains(err.Error(), "it has just ended") {
+	if _, err := c.Create(t.Context(), vol, nil); err == nil || !strings.Contains(err.Error(), "it has just ended") {
 		t.Errorf("no controller is healthy: %v", err)
 	}
 }
@@ -237,7 +237,7 @@ func TestABoundNode(t *testing.T) {
 	c, m := openMany("n1", "n2")
 	m.bound = map[string][]string{"n2": {vol.Namespace}}
 	for range 4 {
-		if _, err := c.Create(t.Context(), vol); err != nil {
+		if _, err := c.Create(t.Context(), vol, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -247,7 +247,7 @@ func TestABoundNode(t *testing.T) {
 	other := vol
 	other.Namespace = "other"
 	for range 4 {
-		if _, err := c.Create(t.Context(), other); err != nil {
+		if _, err := c.Create(t.Context(), other, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -255,7 +255,7 @@ func TestABoundNode(t *testing.T) {
 		t.Errorf("asked about another namespace's volume were %v", got)
 	}
 	m.bound["n1"] = m.bound["n2"]
-	if _, err := c.Create(t.Context(), other); err == nil || !strings.Contains(err.Error(), "bound to the namespaces") {
+	if _, err := c.Create(t.Context(), other, nil); err == nil || !strings.Contains(err.Error(), "bound to the namespaces") {
 		t.Errorf("no controller is left: %v", err)
 	}
 	for _, node := range []string{"n1", "n2"} {
@@ -330,7 +330,7 @@ func TestTheErrorNamesEveryNode(t *testing.T) {
 	m.plugins["n2"].err = status.Error(codes.Unavailable, "connection refused")
 	m.set("n3", func(d *claim.NodeDriver) { d.Healthy, d.Message = false, "the socket is gone" })
 	m.status["n4"] = claim.NodeDisconnected
-	_, err := c.Create(t.Context(), vol)
+	_, err := c.Create(t.Context(), vol, nil)
 	if !errors.Is(err, drivers.ErrUnhealthy) || status.Code(err) != codes.Unavailable {
 		t.Errorf("%v", err)
 	}
@@ -359,7 +359,7 @@ func TestWhatNoControllerCanIsRefused(t *testing.T) {
 	// Only the controller with the ability is called.
 	m.set("n1", func(d *claim.NodeDriver) { d.Controller = &claim.ControllerCapabilities{AttachDetach: true} })
 	for range 3 {
-		if _, err := c.Create(t.Context(), vol); err != nil {
+		if _, err := c.Create(t.Context(), vol, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -415,7 +415,7 @@ func TestACallWaitsForAController(t *testing.T) {
 	m.set("n2", func(d *claim.NodeDriver) { d.Healthy = false })
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if _, err := c.Create(t.Context(), vol); err != nil {
+		if _, err := c.Create(t.Context(), vol, nil); err != nil {
 			t.Error(err)
 		}
 	})
@@ -426,14 +426,14 @@ func TestACallWaitsForAController(t *testing.T) {
 	gone := errors.New("the caller is gone")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	wg.Go(func() {
-		if _, err := c.Create(ctx, vol); !errors.Is(err, gone) {
+		if _, err := c.Create(ctx, vol, nil); !errors.Is(err, gone) {
 			t.Error(err)
 		}
 	})
 	cancel(gone)
 	wg.Wait()
 	c.wait = time.Millisecond
-	if _, err := c.Create(t.Context(), vol); !errors.Is(err, drivers.ErrUnhealthy) ||
+	if _, err := c.Create(t.Context(), vol, nil); !errors.Is(err, drivers.ErrUnhealthy) ||
 		!strings.Contains(err.Error(), "after 1ms: ") {
 		t.Error(err)
 	}

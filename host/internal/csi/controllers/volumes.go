@@ -38,11 +38,12 @@ func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []
 // Create makes the volume at its driver, or finds the one that an earlier call made, and returns v
 // with the driver's external id, capacity, context and topologies. The driver is asked for its room first. One
 // without enough is still asked, once, since an earlier call may have made the volume and taken that room; its refusal
-// then says how much there is.
-func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume, error) {
+// then says how much there is. places are where it may be made (Place).
+func (c *Controllers) Create(ctx context.Context, v claim.Volume, places []claim.Topology) (claim.Volume, error) {
 	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
-	err := c.call(ctx, doing, v.PluginID, provisioning.of(v),
+	err := c.call(ctx, doing, v.PluginID, provisioning.of(v).in(places),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			topology := topologyRequest(v, d, places)
 			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
 			if err != nil {
 				return err
@@ -51,17 +52,15 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 			if err != nil {
 				return fmt.Errorf("read the cluster's id: %w", err)
 			}
-			short := c.short(ctx, s, d, v)
+			short := c.short(ctx, s, d, v, topology)
 			made, err := s.Create(ctx, d.Ref(), storage.CreateRequest{
 				Name:        volumeName(cluster, v),
 				CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax,
 				Capabilities: capabilities(v),
 				Parameters:   v.Parameters, Secrets: volume.Secrets,
 				SnapshotID: v.SnapshotID, CloneID: v.CloneID,
-				Topology: storage.TopologyRequirement{
-					Requisite: topologies(v.Topology.Required), Preferred: topologies(v.Topology.Preferred),
-				},
-				Full: short != nil,
+				Topology: topology,
+				Full:     short != nil,
 			})
 			if code := status.Code(err); short != nil && (code == codes.ResourceExhausted || code == codes.OutOfRange) {
 				return fmt.Errorf("%w: %w", short, err)
@@ -84,14 +83,16 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 
 // CheckCreate checks what can be known of a creation before the driver is asked for it: that a controller of the driver
 // is healthy, can create volumes of the source that v has, and has room. It returns the name that the volume would have
-// at the driver.
-func (c *Controllers) CheckCreate(ctx context.Context, v claim.Volume) (name string, err error) {
+// at the driver. places are where it may be made (Place).
+func (c *Controllers) CheckCreate(ctx context.Context, v claim.Volume, places []claim.Topology) (name string,
+	err error,
+) {
 	cluster, err := c.cfg.ClusterID(ctx)
 	if err != nil {
 		return "", fmt.Errorf("read the cluster's id: %w", err)
 	}
 	doing := fmt.Sprintf("check the creation of volume %q", v.VolumeRef)
-	err = c.call(ctx, doing, v.PluginID, provisioning.of(v),
+	err = c.call(ctx, doing, v.PluginID, provisioning.of(v).in(places),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			ctl := d.Fingerprint.Controller
 			switch {
@@ -108,7 +109,7 @@ func (c *Controllers) CheckCreate(ctx context.Context, v claim.Volume) (name str
 					return err
 				}
 			}
-			if err := c.short(ctx, s, d, v); err != nil {
+			if err := c.short(ctx, s, d, v, topologyRequest(v, d, places)); err != nil {
 				return status.Error(codes.ResourceExhausted, err.Error())
 			}
 			return nil
@@ -141,7 +142,7 @@ func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[st
 	begin func(ctx context.Context) error,
 ) error {
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	return c.call(ctx, doing, v.PluginID, provisioning.of(v),
+	return c.everywhere(ctx, doing, v.PluginID, provisioning.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			volume, err := c.callVolume(ctx, v, claim.Capability{}, secrets)
 			if err != nil {
@@ -195,7 +196,7 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 	switch {
 	case err != nil || byController:
 		return grown, err
-	case c.reach.expandsOnNodes(v.PluginID):
+	case c.expandsOnNodes(v.PluginID):
 		return storage.ExpandResponse{Capacity: minBytes, NodeExpansionRequired: true}, nil
 	}
 	return grown, done(doing, v.PluginID,
@@ -242,14 +243,16 @@ func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name s
 	return snapshot, err
 }
 
-// DeleteSnapshot deletes a snapshot by the driver's id of it. It may be repeated.
-func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID string,
-	secrets map[string]string,
+// DeleteSnapshot deletes a snapshot by the driver's id of it. It may be repeated. places are where its volume was; nil:
+// it is not known.
+func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID string, secrets map[string]string,
+	places []claim.Topology,
 ) error {
 	doing := fmt.Sprintf("delete snapshot %q", snapshotID)
-	return c.call(ctx, doing, driverID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		return s.DeleteSnapshot(ctx, d.Ref(), snapshotID, secrets)
-	})
+	return c.everywhere(ctx, doing, driverID, snapshotting.in(places),
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			return s.DeleteSnapshot(ctx, d.Ref(), snapshotID, secrets)
+		})
 }
 
 // ListSnapshots returns a page of the driver's snapshots.
@@ -332,6 +335,18 @@ func hashed(name, clusterID, kind string, parts ...string) string {
 	suffix := "-" + hex.EncodeToString(h.Sum(nil)[:8])
 	name = plain(name)
 	return name[:min(len(name), maxName-len(suffix))] + suffix
+}
+
+// topologyRequest is what a driver is asked for. A driver with topology gets the places where the volume may be made;
+// one without refuses what the definition has.
+func topologyRequest(v claim.Volume, d drivers.Driver, places []claim.Topology) storage.TopologyRequirement {
+	req := storage.TopologyRequirement{
+		Requisite: topologies(v.Topology.Required), Preferred: topologies(v.Topology.Preferred),
+	}
+	if ctl := d.Fingerprint.Controller; ctl != nil && ctl.Topology && len(req.Requisite)+len(req.Preferred) == 0 {
+		req.Requisite, req.Preferred = topologies(places), topologies(places)
+	}
+	return req
 }
 
 func topologies(all []claim.Topology) []storage.Topology {

@@ -120,6 +120,15 @@ func TestNodeThatIsDown(t *testing.T) {
 	}
 	w.freed("v")
 	w.freed("left")
+	w.eventually("the events say who released them", func() bool {
+		by := 0
+		for _, e := range w.Events.Recent(100) {
+			if e.Type == "freed" && strings.HasSuffix(e.Message, `by the leader, because node "b" is down`) {
+				by++
+			}
+		}
+		return by == 2
+	})
 }
 
 // More volumes wait for a node or a driver that hangs than are attempted at the same time; others are released

@@ -83,14 +83,24 @@ func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volum
 		}
 		c.State = step.to
 	}
-	w.reportFreed(c)
+	w.reportFreed(ctx, c)
 	return true, nil
 }
 
-func (w *Watcher) reportFreed(c claim.Claim) {
+// reportFreed publishes that a claim is free, and who released it: for a node that is not ready, the leader.
+func (w *Watcher) reportFreed(ctx context.Context, c claim.Claim) {
+	by := fmt.Sprintf("node %q", c.Node)
+	var n claim.Node
+	err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
+		n, err = tx.Node(c.Node)
+		return err
+	})
+	if err == nil && !n.Ready() {
+		by = fmt.Sprintf("the leader, because node %q is %s", c.Node, n.Status)
+	}
 	w.Events.Publish(events.Event{
 		Topic: events.TopicClaim, Type: "freed", Subject: c.Volume.String(),
-		Message: fmt.Sprintf("workload %q on node %q released it", c.Workload, c.Node),
+		Message: fmt.Sprintf("released for workload %q by %s", c.Workload, by),
 	})
 }
 

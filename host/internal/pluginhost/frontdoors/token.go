@@ -88,6 +88,13 @@ func (d *Doors) Allow(access map[string]Access) {
 // Open lets the calls through that have waited for it. It is called once.
 func (d *Doors) Open(b Backend) {
 	d.backend = b
+	d.mu.Lock()
+	for name, access := range d.access {
+		if b.Known != nil && b.Ledger == nil && access.TokenFile == "" {
+			d.cfg.Log.Warn("the calls of a front door are refused", "plugin", name, "error", errNoServer)
+		}
+	}
+	d.mu.Unlock()
 	close(d.opened)
 }
 
@@ -168,7 +175,7 @@ func (d *Doors) secret(ctx context.Context, plugin string, access Access) (strin
 }
 
 // errNoServer says that this agent cannot make a token.
-var errNoServer = errcode.FailedPrecondition.New("only servers make tokens: on other hosts write token_file into the api block")
+var errNoServer = errcode.FailedPrecondition.New("only servers make tokens, and this host is none: write token_file, the path of a token's secret, into the api block")
 
 // gone says whether a token has expired, was deleted, or was lost with a ledger that was restored.
 func (d *Doors) gone(ctx context.Context, secret string) bool {

@@ -159,7 +159,7 @@ func TestWhoHasTheAPI(t *testing.T) {
 		"ACLs are off":         {"page", Backend{}, "page: "},
 		"no api block, no ACL": {"other", Backend{}, "permission_denied"},
 		"a token's file":       {"filed", Backend{Known: on}, "filed: in file:///etc/t"},
-		"no server":            {"page", Backend{Known: on}, "write token_file into the api block"},
+		"no server":            {"page", Backend{Known: on}, "only servers make tokens"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, call := open(access, tc.back)

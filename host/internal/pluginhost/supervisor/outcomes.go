@@ -13,7 +13,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 // outcomes counts how the unary calls of one generation end, by method, and compares them with those of the
@@ -232,12 +235,17 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 	defer cancel()
 	defer context.AfterFunc(c.gen.abandoned, cancel)() //nolint:contextcheck // also ends with the process
 	began := time.Now()
-	err := c.ClientConn.Invoke(inner, method, args, reply, opts...)
+	var trailer metadata.MD
+	err := c.ClientConn.Invoke(inner, method, args, reply, append(opts, grpc.Trailer(&trailer))...)
 	c.gen.i.sup.called(c.gen, method, err, time.Since(began))
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.gen.abandoned.Err() != nil {
 		return replaced{errAbandoned}
 	}
-	judged, again := c.gen.outcomes.add(method, err)
+	own := err
+	if len(trailer.Get(wire.RelayedKey)) > 0 {
+		own = nil // the plugin has done its part: it passed on a driver's error
+	}
+	judged, again := c.gen.outcomes.add(method, own)
 	switch {
 	case again && ctx.Err() == nil:
 		return replaced{err}

@@ -132,3 +132,20 @@ func TestDegraded(t *testing.T) {
 		})
 	}
 }
+
+// A driver's errors are passed on by a plugin that works.
+func TestRelayedErrorsDoNotCount(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.configure(supervisor.Plugin{Name: "fixture", RollbackWindow: -1})
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	for n := range 5 {
+		if _, err := call(t, s, "fixture", "relay"); grpcstatus.Code(err) != codes.Internal {
+			t.Fatalf("call %d: %v", n, err)
+		}
+	}
+	if st := status(t, s, "fixture"); st.Degraded != "" || st.FailedCalls != 0 || st.Calls != 6 {
+		t.Errorf("after the errors of a driver: %+v", st)
+	}
+}

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
+	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/faultydriver"
@@ -75,6 +77,8 @@ func TestEveryCallByEveryCode(t *testing.T) {
 					t.Errorf("%s: got %s: %v", code, status.Code(err), err)
 				case !retried && err != nil && !strings.Contains(err.Error(), op.rpc+" answered "+code.String()+": as scripted"):
 					t.Errorf("%s: the message does not contain the driver's answer: %v", code, err)
+				case !retried && err != nil && fmt.Sprintf("%T", err) != fmt.Sprintf("%T", sdk.Relayed(err)):
+					t.Errorf("%s: it counts as an error of the bridge: a %T", code, err)
 				}
 			}
 		})

@@ -109,10 +109,13 @@ func do[T any](ctx context.Context, r *run, attempt func(context.Context) (T, er
 		result, err := attempt(withCall(ctx, &call{op: &r.op, attempt: r.attempts}))
 		return result, r.judge(err)
 	}, backoff.WithBackOff(r.conn.timing.backOff()), backoff.WithMaxElapsedTime(0))
-	if err != nil {
-		return none, r.explain()
+	if err == nil {
+		return result, nil
 	}
-	return result, nil
+	if failed := (*callError)(nil); errors.As(r.last, &failed) && failed.sent {
+		return none, sdk.Relayed(r.explain()) // the driver's, even if it never answered
+	}
+	return none, r.explain()
 }
 
 // backOff is unbounded, because the budget's context ends it.

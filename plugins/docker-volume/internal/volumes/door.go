@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pannier/pannier/plugins/internal/frontdoor"
 	"github.com/pannier/pannier/sdk"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/frontend"
@@ -43,7 +44,7 @@ func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	_, err := host.API.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: d.Get().Namespace})
-	return err
+	return frontdoor.Unanswered(err)
 }
 
 // Serve serves the engine's calls until ctx ends.

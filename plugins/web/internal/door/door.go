@@ -14,8 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/plugins/internal/frontdoor"
 	"github.com/pannier/pannier/plugins/web/internal/session"
 	"github.com/pannier/pannier/plugins/web/internal/site"
@@ -75,10 +73,7 @@ func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	_, err = host.API.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
-	if connect.CodeOf(err) == connect.CodeFailedPrecondition {
-		return nil // ACLs are off
-	}
-	return err
+	return frontdoor.Unanswered(err)
 }
 
 // check refuses an address at which tokens would cross a network in the clear.

@@ -222,6 +222,8 @@ func (i *impl) Attach(ctx context.Context, d storage.Driver, req storage.AttachR
 	switch what, arg, _ := strings.Cut(req.Volume.Name, " "); what {
 	case "fail":
 		return nil, status.Error(codes.Internal, "as it was told")
+	case "relay":
+		return nil, sdk.Relayed(status.Error(codes.Internal, "the driver's"))
 	case "unwell":
 		i.unwell.Store(true)
 	case "panic":

@@ -648,8 +648,9 @@ func (*AutopilotHealthRequest) Descriptor() ([]byte, []int) {
 }
 
 type AutopilotHealthResponse struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Healthy bool                   `protobuf:"varint,1,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// healthy is set if every server is healthy and votes.
+	Healthy bool `protobuf:"varint,1,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	// failure_tolerance is the number of voters that may fail before the ledger becomes unavailable.
 	FailureTolerance int64       `protobuf:"varint,2,opt,name=failure_tolerance,json=failureTolerance,proto3" json:"failure_tolerance,omitempty"`
 	Peers            []*RaftPeer `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`

@@ -427,8 +427,10 @@ type Volume struct {
 	ControllersExpected int64 `protobuf:"varint,17,opt,name=controllers_expected,json=controllersExpected,proto3" json:"controllers_expected,omitempty"`
 	NodesHealthy        int64 `protobuf:"varint,18,opt,name=nodes_healthy,json=nodesHealthy,proto3" json:"nodes_healthy,omitempty"`
 	NodesExpected       int64 `protobuf:"varint,19,opt,name=nodes_expected,json=nodesExpected,proto3" json:"nodes_expected,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// accessible_nodes are the nodes in one of topologies. GetVolume and ListVolumes return them.
+	AccessibleNodes []string `protobuf:"bytes,20,rep,name=accessible_nodes,json=accessibleNodes,proto3" json:"accessible_nodes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -592,6 +594,13 @@ func (x *Volume) GetNodesExpected() int64 {
 		return x.NodesExpected
 	}
 	return 0
+}
+
+func (x *Volume) GetAccessibleNodes() []string {
+	if x != nil {
+		return x.AccessibleNodes
+	}
+	return nil
 }
 
 type Claim struct {
@@ -1007,8 +1016,11 @@ func (x *RegisterVolumeResponse) GetWarnings() []string {
 }
 
 type CreateVolumeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Spec          *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Spec  *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	// node is where a driver with topology makes the volume; empty: where the spec's topology_request says, or the node
+	// that was called.
+	Node          string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1048,6 +1060,13 @@ func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
 		return x.Spec
 	}
 	return nil
+}
+
+func (x *CreateVolumeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type CreateVolumeResponse struct {
@@ -1103,8 +1122,10 @@ func (x *CreateVolumeResponse) GetWarnings() []string {
 }
 
 type CheckVolumeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Spec          *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Spec  *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	// node: see CreateVolumeRequest.
+	Node          string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1144,6 +1165,13 @@ func (x *CheckVolumeRequest) GetSpec() *VolumeSpec {
 		return x.Spec
 	}
 	return nil
+}
+
+func (x *CheckVolumeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type CheckVolumeResponse struct {
@@ -3502,7 +3530,7 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
 	"\x0fTopologyRequest\x125\n" +
 	"\brequired\x18\x01 \x03(\v2\x19.pannier.host.v1.TopologyR\brequired\x127\n" +
-	"\tpreferred\x18\x02 \x03(\v2\x19.pannier.host.v1.TopologyR\tpreferred\"\xb2\a\n" +
+	"\tpreferred\x18\x02 \x03(\v2\x19.pannier.host.v1.TopologyR\tpreferred\"\xdd\a\n" +
 	"\x06Volume\x12/\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x1f\n" +
@@ -3528,7 +3556,8 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x13controllers_healthy\x18\x10 \x01(\x03R\x12controllersHealthy\x121\n" +
 	"\x14controllers_expected\x18\x11 \x01(\x03R\x13controllersExpected\x12#\n" +
 	"\rnodes_healthy\x18\x12 \x01(\x03R\fnodesHealthy\x12%\n" +
-	"\x0enodes_expected\x18\x13 \x01(\x03R\rnodesExpected\x1aD\n" +
+	"\x0enodes_expected\x18\x13 \x01(\x03R\rnodesExpected\x12)\n" +
+	"\x10accessible_nodes\x18\x14 \x03(\tR\x0faccessibleNodes\x1aD\n" +
 	"\x16MutableParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe3\x03\n" +
@@ -3571,14 +3600,16 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\"e\n" +
 	"\x16RegisterVolumeResponse\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\x12\x1a\n" +
-	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"F\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"Z\n" +
 	"\x13CreateVolumeRequest\x12/\n" +
-	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\"c\n" +
+	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"c\n" +
 	"\x14CreateVolumeResponse\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\x12\x1a\n" +
-	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"E\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"Y\n" +
 	"\x12CheckVolumeRequest\x12/\n" +
-	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\"j\n" +
+	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"j\n" +
 	"\x13CheckVolumeResponse\x12\x16\n" +
 	"\x06exists\x18\x01 \x01(\bR\x06exists\x12\x1f\n" +
 	"\vdriver_name\x18\x02 \x01(\tR\n" +
