@@ -55,7 +55,11 @@ func driverRegisterVerbs() []verb {
 		{
 			use: "deregister ID", short: "Remove a driver that was registered at run time", example: "nfs",
 			long: `Remove a driver that was registered at run time. Refused while a volume is mounted through
-it, unless -force is given.`,
+it, unless -force is given, which asks first, or needs -yes.`,
+			danger: &danger{
+				when: &deregister.Force, concerns: claimsOfDriver,
+				risk: "volumes that are mounted through driver %[1]q stay mounted, and nothing can unmount them without it",
+			},
 			flags: func(f *pflag.FlagSet) {
 				f.BoolVar(&deregister.Force, "force", false, "remove it even while a volume is mounted through it")
 				f.StringVar(&deregister.Type, "type", "", "only the one of this `TYPE`, where node and controller are apart")

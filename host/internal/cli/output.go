@@ -120,9 +120,12 @@ func (p *Printer) write(text string) {
 	}
 }
 
+// canAsk reports whether somebody sits at a terminal.
+func canAsk() bool { return isTerminal(os.Stdin) }
+
 // confirm asks a person who sits at a terminal. A program is not asked. The error says that the answer was no.
 func (p *Printer) confirm(yes bool, format string, args ...any) error {
-	if yes || !isTerminal(os.Stdin) {
+	if yes || !canAsk() {
 		return nil
 	}
 	fmt.Fprint(p.Err, printable(fmt.Sprintf(format, args...))+" [y/N] ")
