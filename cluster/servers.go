@@ -192,8 +192,8 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 		})
 	}
 	if alive {
-		return fmt.Errorf("remove the server %q: %w: make it leave (`pannier agent leave` there), or stop it", name,
-			ErrPeerAlive)
+		return fmt.Errorf("remove the server %q: %w: gossip still hears from it, and notices within 10 s that a machine is off: "+
+			"if it is, repeat then; otherwise run pannier agent leave on it", name, ErrPeerAlive)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
