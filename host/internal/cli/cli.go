@@ -60,6 +60,8 @@ type App struct {
 	address, namespace, tokenFile string
 	client                        *api.Client
 	traces                        *tracing.Tracer
+	// NoHints leaves out what to do next: another program reads the errors.
+	NoHints bool
 	// started is set when a command's own work begins: later errors are not of usage.
 	started bool
 	// patience bounds how long a repeatable call is retried while the agent is down.
@@ -159,7 +161,8 @@ func (a *App) Noun(use, short string, commands ...*cobra.Command) *cobra.Command
 			err := fmt.Errorf("unknown command %q", args[0])
 			cmd.SuggestionsMinimumDistance = 2
 			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-				err = fmt.Errorf("%w; did you mean %q?", err, near[0])
+				at := max(0, slices.IndexFunc(near, func(name string) bool { return strings.HasPrefix(name, args[0]) }))
+				err = fmt.Errorf("%w; did you mean %q?", err, near[at])
 			}
 			return Usage("%w", err)
 		},
@@ -217,7 +220,7 @@ func (a *App) WithClient(work func(ctx context.Context, client *api.Client, args
 			}
 			ctx, end := a.traces.Begin(ctx, cmd.CommandPath())
 			defer func() { end(err) }()
-			return advise(cmd, args, work(ctx, client, args))
+			return advise(ctx, client, cmd, args, work(ctx, client, args))
 		})(cmd, args)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -49,7 +50,11 @@ func driverRegisterVerbs() []verb {
 				register.Id, register.HealthTimeoutMs = c.args[0], timeout.Milliseconds()
 				resp, err := c.Drivers.RegisterDriver(ctx, register)
 				d := resp.GetDriver()
-				return c.Done(resp, err, "driver %q is registered, %s", d.GetId(), stateOf(d, register.Type))
+				state := stateOf(d, register.Type)
+				if path, dead := unheard(d); dead {
+					state = fmt.Sprintf("but nothing listens on %s: start the driver", path)
+				}
+				return c.Done(resp, err, "driver %q is registered, %s", d.GetId(), state)
 			},
 		},
 		{
@@ -107,6 +112,13 @@ func stateOf(d *hostv1.Driver, kind string) string {
 		return "healthy"
 	}
 	return "not healthy yet: " + p.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
+}
+
+// unheard returns the socket of a driver on which nothing listens.
+func unheard(d *hostv1.Driver) (path string, dead bool) {
+	path = strings.TrimPrefix(d.GetEndpoint(), "unix://")
+	return path, !d.GetHealthy() && (strings.Contains(d.GetMessage(), syscall.ENOENT.Error()) ||
+		strings.Contains(d.GetMessage(), syscall.ECONNREFUSED.Error()))
 }
 
 // driverStatusVerbs show what a driver is, was and printed.

@@ -186,6 +186,9 @@ func refuse(id string) error {
 	case len(id) > 4 && id[:4] == "held":
 		return connect.NewError(connect.CodeFailedPrecondition,
 			fmt.Errorf("volume %q has no write claim left: held by workload \"db-1\" on node \"a\" (write, taken, 4m)", id))
+	case len(id) > 4 && id[:4] == "lost":
+		return connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf("volume %q has no write claim left: held by workload \"db-1\" on node \"n3\" (write, taken, 4m)", id))
 	case len(id) > 4 && id[:4] == "away":
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("driver of volume %q does not answer", id))
 	}
@@ -386,9 +389,13 @@ func (f *fake) ListSnapshots(*hostv1.ListSnapshotsRequest) (*hostv1.ListSnapshot
 }
 
 func driver(id string) *hostv1.Driver {
+	message := ""
+	if id == "silent" {
+		message = "the driver cannot be reached at unix:///run/silent.sock: connect: no such file or directory"
+	}
 	return &hostv1.Driver{
 		Id: id, Type: "monolith", Endpoint: "unix:///run/" + id +
-			".sock", Source: "config", Healthy: id != "sick", Message: "",
+			".sock", Source: "config", Healthy: id != "sick" && message == "", Message: message,
 		Provider: "csi." + id, ProviderVersion: "1.2", NodeId: "n1", ChangedAt: ago(
 			30 * time.Minute), Topology: map[string]string{"rack": "R1", "a": "b"},
 		NodeCapabilities: []string{"STAGE_UNSTAGE_VOLUME"}, Pid: 42, Restarts: 1,

@@ -333,9 +333,9 @@ func list[T any](p *Printer, v any, err error, all []T, c columns[T]) error {
 }
 
 // printable makes one line of a text from elsewhere, which could otherwise move the cursor or set the title of a
-// terminal.
+// terminal, and leaves out gRPC's words.
 func printable(text string) string {
-	return escape.String(strings.NewReplacer("\n", " ", "\t", " ").Replace(text))
+	return escape.String(escape.Sentence(strings.NewReplacer("\n", " ", "\t", " ").Replace(text)))
 }
 
 // size formats bytes in powers of two; 0 is unknown.

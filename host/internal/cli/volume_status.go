@@ -214,7 +214,15 @@ func commandOf(c *hostv1.ExplainedClaim) string {
 	if strings.HasPrefix(c.GetCommand(), "pannier volume detach") && strings.Contains(c.GetCommand(), " -force ") {
 		return "if the machine is off: " + c.GetCommand()
 	}
-	return c.GetCommand()
+	return on(c.GetClaim().GetNode(), c.GetCommand())
+}
+
+// on names the node of a command that ends a process there; pannier's own reach every node.
+func on(node, command string) string {
+	if command == "" || strings.HasPrefix(command, "pannier ") {
+		return command
+	}
+	return fmt.Sprintf("on %s: %s", node, command)
 }
 
 // since formats how long ago a time was, with the word ago.

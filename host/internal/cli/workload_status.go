@@ -39,7 +39,7 @@ func showWorkload(p *Printer, w *hostv1.Workload, holders ...*hostv1.Holder) {
 		t.Row("Waits since", age(w.GetWaitsSince()))
 	}
 	if w.GetRelease() != nil {
-		t.Row("Not released", Cell{releaseText(w.GetRelease()), Yellow})
+		t.Row("Not released", Cell{releaseText(w.GetRelease(), w.GetNode()), Yellow})
 	}
 	t.Row("Process", number(w.GetPid()))
 	t.Row("Released with", number(w.GetOwnerPid()))

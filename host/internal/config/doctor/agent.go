@@ -29,8 +29,10 @@ func (p *Patient) agent(context.Context) []Finding {
 	switch s := p.status; {
 	case s == nil && connect.CodeOf(p.statusErr) == connect.CodeUnavailable:
 		return one(Fail, fmt.Sprintf("it does not answer: %v", p.statusErr), "systemctl status pannier")
-	case s == nil:
+	case s == nil && connect.CodeOf(p.statusErr) == connect.CodePermissionDenied:
 		return one(Fail, fmt.Sprintf("its state cannot be read: %v", p.statusErr), "pannier acl token self")
+	case s == nil:
+		return one(Fail, fmt.Sprintf("its state cannot be read: %v", p.statusErr), "journalctl -u pannier -n 20")
 	case !s.GetReady():
 		return one(Fail, fmt.Sprintf("%s is not ready: %s", s.GetName(), s.GetMessage()), "journalctl -u pannier -n 50")
 	default:
