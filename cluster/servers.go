@@ -103,7 +103,7 @@ func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 	}
 	transfer := n.raft.LeadershipTransfer
 	if name != "" {
-		voters, err := n.voters()
+		voters, err := n.Voters()
 		if err != nil {
 			return err
 		}
@@ -159,7 +159,8 @@ func (n *Node) Servers() (names []string, err error) {
 	return names, nil
 }
 
-func (n *Node) voters() (names []string, err error) {
+// Voters returns the names of the servers that vote, as this server knows them.
+func (n *Node) Voters() (names []string, err error) {
 	f := n.raft.GetConfiguration()
 	if err := f.Error(); err != nil {
 		return nil, raftError(err)
@@ -207,7 +208,7 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 // Leave removes this server from the cluster: it transfers the leadership, announces by leave (discovery's Leave)
 // that it goes, and waits until the others have removed it. A single server just leaves. Errors: ErrQuorum.
 func (n *Node) Leave(ctx context.Context, leave func() error) error {
-	voters, err := n.voters()
+	voters, err := n.Voters()
 	if err != nil {
 		return err
 	}
