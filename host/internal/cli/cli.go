@@ -252,7 +252,7 @@ func (a *App) Client() (*api.Client, error) {
 		return nil, Usage("%w", err)
 	}
 	client, err := api.New(a.Address(), api.WithToken(secret), api.WithTLS(tlsFromEnvironment()),
-		api.WithInterceptors(a.traces.Connect()...))
+		api.WithInterceptors(append(a.traces.Connect(), a.announced())...))
 	if err != nil {
 		return nil, Usage("%w", err)
 	}

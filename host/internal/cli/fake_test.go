@@ -41,6 +41,9 @@ type fake struct {
 	served        sync.WaitGroup
 	leaving       chan struct{}
 	statuses      atomic.Int64 // asked for
+	// slow is closed to let volumes be made; nil: they are made at once. leaderless has the ledger have no leader.
+	slow       chan struct{}
+	leaderless bool
 
 	mu        sync.Mutex
 	volumes   map[string]*hostv1.Volume
@@ -117,6 +120,9 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (f *fake) answer(r *http.Request, header http.Header) ([]byte, error) {
+	if f.slow != nil && path.Base(r.URL.Path) == "CreateVolume" {
+		<-f.slow
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	method := reflect.ValueOf(f).MethodByName(path.Base(r.URL.Path))
@@ -436,6 +442,9 @@ func (f *fake) Examine(r *hostv1.ExamineRequest) (*hostv1.ExamineResponse, error
 
 func (f *fake) Status(*hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
 	f.statuses.Add(1)
+	if f.leaderless {
+		return &hostv1.StatusResponse{Name: "n1", Message: "the ledger has no leader (see: pannier server members)"}, nil
+	}
 	return &hostv1.StatusResponse{
 		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(
 			2 * time.Hour), Socket: f.socket, HttpAddress: "127.0.0.1:7420",
