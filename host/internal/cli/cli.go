@@ -58,6 +58,7 @@ type App struct {
 	*Printer
 	// The global flags.
 	address, namespace, tokenFile string
+	utc                           bool
 	client                        *api.Client
 	traces                        *tracing.Tracer
 	// NoHints leaves out what to do next: another program reads the errors.
@@ -80,8 +81,15 @@ const flushPatience = 500 * time.Millisecond
 func (a *App) Run(root *cobra.Command) int {
 	ctx, stop := untilSignal()
 	defer stop()
-	root.SetArgs(longFlags(root, a.Options.Args))
+	args := longFlags(root, a.Options.Args)
 	root.SetOut(a.Out)
+	if oneDash(a.Options.Args) {
+		root.SetOut(oneDashed{a.Out})
+		if last := &args[len(args)-1]; len(*last) > 1 && !strings.HasPrefix(*last, "--") { // what a short flag begins
+			*last = "-" + *last
+		}
+	}
+	root.SetArgs(args)
 	root.SetErr(a.Err)
 	var err error
 	if a.traces, err = tracing.Open(ctx, tracing.Config{
@@ -135,7 +143,13 @@ func (a *App) Root(root *cobra.Command) *cobra.Command {
 	}
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage("%w", err) })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		switch err.Error() {
+		case "unknown flag: --json", "unknown flag: --format":
+			err = fmt.Errorf("%w; did you mean -o json?", err)
+		}
+		return Usage("%w", err)
+	})
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.address, "address", "",
 		"the agent's `address` (default: PANNIER_ADDR, then "+api.DefaultAddress+")")
@@ -144,6 +158,7 @@ func (a *App) Root(root *cobra.Command) *cobra.Command {
 	flags.StringVar(&a.tokenFile, "token-file", "",
 		"the `file` with the secret of the ACL token to call with (default: what PANNIER_TOKEN has)")
 	flags.StringVarP(&a.format, "output", "o", formatTable, "output `format`: table or json")
+	flags.BoolVar(&a.utc, "utc", false, "show times in UTC (default: this machine's zone, or TZ)")
 	flags.BoolVar(&a.noColor, "no-color", false, "no colours (also: NO_COLOR)")
 	a.complete(root)
 	return root
@@ -203,6 +218,9 @@ func (a *App) Do(work func(ctx context.Context, args []string) error) func(*cobr
 		err := a.checkFormat(cmd)
 		if err == nil {
 			a.started = true
+			if a.utc {
+				time.Local = time.UTC
+			}
 			err = work(cmd.Context(), args)
 		}
 		return err

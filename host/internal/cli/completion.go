@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -77,7 +79,7 @@ var arguments = map[string]kind{
 }
 
 // valued are the kinds of the values of flags.
-var valued = map[string]kind{"node": nodes, "policy": policies, "role": roles, "workload": workloads}
+var valued = map[string]kind{"driver": drivers, "node": nodes, "policy": policies, "role": roles, "workload": workloads}
 
 // firstArgument returns the name of a command's first argument, and its kind.
 func firstArgument(cmd *cobra.Command) (name string, k kind) {
@@ -185,6 +187,27 @@ func names[T any](all []T, name func(T) string) (out []string) {
 		out = append(out, name(one))
 	}
 	return out
+}
+
+// oneDash reports whether a shell completes a flag that has one dash.
+func oneDash(args []string) bool {
+	if len(args) < 2 || args[0] != cobra.ShellCompRequestCmd && args[0] != cobra.ShellCompNoDescRequestCmd {
+		return false
+	}
+	last := args[len(args)-1]
+	return strings.HasPrefix(last, "-") && !strings.HasPrefix(last, "--")
+}
+
+// oneDashed writes a completion, one a Write, with one dash, since shells drop those that do not begin with what was
+// typed.
+type oneDashed struct{ io.Writer }
+
+func (o oneDashed) Write(p []byte) (int, error) {
+	if text, ok := bytes.CutPrefix(p, []byte("-")); ok && bytes.HasPrefix(text, []byte("-")) {
+		_, err := o.Writer.Write(text)
+		return len(p), err
+	}
+	return o.Writer.Write(p)
 }
 
 func completionCommand(p *Printer) *cobra.Command {

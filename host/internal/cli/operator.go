@@ -270,7 +270,7 @@ that changed after it was made is lost. Refused while there are claims. It asks 
 				t := NewTable()
 				t.Row("Cluster", info.Cluster)
 				t.Row("Server", info.Server)
-				t.Row("Created", info.CreatedAt.Format(time.DateTime))
+				t.Row("Created", info.CreatedAt.Local().Format(time.DateTime))
 				t.Row("Index", info.Index)
 				t.Row("Term", info.Term)
 				t.Row("Size", size(info.Size))
@@ -329,7 +329,7 @@ func describeSnapshot(_ context.Context, c *call) ([]string, error) {
 		return nil, err
 	}
 	return []string{fmt.Sprintf("cluster %s gets back its ledger of %s, at index %d", info.Cluster,
-		info.CreatedAt.Format(time.DateTime), info.Index)}, f.Close()
+		info.CreatedAt.Local().Format(time.DateTime), info.Index)}, f.Close()
 }
 
 func restoreSnapshot(ctx context.Context, c *call) error {
