@@ -16,7 +16,6 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -149,17 +148,15 @@ func (p *Printer) Say(format string, args ...any) {
 	p.write(printable(fmt.Sprintf(format, args...)) + "\n")
 }
 
-// writeJSON writes a message with the API's names, or another value, without characters that a terminal would obey:
-// JSON leaves some as they are. An empty indent keeps it on one line. Messages are indented again because protojson's
-// whitespace varies from build to build.
+// writeJSON writes a message, or another value, without characters that a terminal would obey: JSON leaves some as they
+// are. An empty indent keeps it on one line.
 func (p *Printer) writeJSON(v any, indent string) {
-	text, err := json.Marshal(v)
-	if m, ok := v.(proto.Message); ok {
-		text, err = protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-	}
 	var line, out bytes.Buffer
-	if err == nil {
-		err = json.Compact(&line, text)
+	var err error
+	if m, ok := v.(proto.Message); ok {
+		err = appendMessage(&line, m.ProtoReflect())
+	} else {
+		err = appendPlain(&line, v)
 	}
 	safe := escape.String(line.String())
 	if out.WriteString(safe); err == nil && indent != "" {

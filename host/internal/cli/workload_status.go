@@ -165,8 +165,8 @@ type dryVolume struct {
 	Volume         string   `json:"volume"`
 	Driver         string   `json:"driver"`
 	Mode           string   `json:"mode"`
-	AccessMode     string   `json:"accessMode"`
-	AttachmentMode string   `json:"attachmentMode"`
+	AccessMode     string   `json:"access_mode"`
+	AttachmentMode string   `json:"attachment_mode"`
 	Holders        []string `json:"holders"`
 	Refused        string   `json:"refused"`
 }
