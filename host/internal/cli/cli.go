@@ -159,6 +159,7 @@ func (a *App) Root(root *cobra.Command) *cobra.Command {
 		"the `file` with the secret of the ACL token to call with (default: what PANNIER_TOKEN has)")
 	flags.StringVarP(&a.format, "output", "o", formatTable, "output `format`: table or json")
 	flags.BoolVar(&a.utc, "utc", false, "show times in UTC (default: this machine's zone, or TZ)")
+	flags.BoolVar(&a.wide, "wide", false, "show tables in full, also where they are wider than the terminal")
 	flags.BoolVar(&a.noColor, "no-color", false, "no colours (also: NO_COLOR)")
 	a.complete(root)
 	return root

@@ -37,6 +37,7 @@ type Printer struct {
 	Out, Err io.Writer
 	format   string
 	noColor  bool
+	wide     bool  // tables may be wider than the terminal
 	outErr   error // the first of the output
 }
 
@@ -172,8 +173,9 @@ func (p *Printer) writeJSON(v any, indent string) {
 
 // Table aligns rows for people. A cell may carry a colour.
 type Table struct {
-	rows  [][]Cell
-	width []int
+	rows   [][]Cell
+	width  []int
+	header bool
 }
 
 // Cell is a text with its colour.
@@ -196,7 +198,7 @@ const (
 // NewTable returns a table with a header in bold, or without one.
 func NewTable(header ...string) *Table {
 	t := &Table{}
-	if len(header) > 0 {
+	if t.header = len(header) > 0; t.header {
 		row := make([]Cell, len(header))
 		for i, text := range header {
 			row[i] = Cell{text, Bold}
@@ -258,6 +260,40 @@ func (t *Table) text(colored bool) string {
 	return out.String()
 }
 
+// narrowest is the width to which a column may be shortened.
+const narrowest = 12
+
+// fit shortens the widest columns of a list, and then drops the last ones, until it has at most so many characters a
+// line. The first column stays: its names are arguments of other commands.
+func (t *Table) fit(most int) {
+	for t.header {
+		over, widest := -most-len("  "), 0
+		for n, width := range t.width {
+			over += width + len("  ")
+			if n > 0 && (widest == 0 || width > t.width[widest]) {
+				widest = n
+			}
+		}
+		switch {
+		case over <= 0 || widest == 0:
+			return
+		case t.width[widest] > narrowest:
+			t.width[widest] = max(narrowest, t.width[widest]-over)
+			for _, row := range t.rows {
+				if widest < len(row) && utf8.RuneCountInString(row[widest].Text) > t.width[widest] {
+					row[widest].Text = cut(row[widest].Text, t.width[widest]-1) + "…"
+				}
+			}
+		default:
+			last := len(t.width) - 1
+			t.width = t.width[:last]
+			for n := range t.rows {
+				t.rows[n] = t.rows[n][:min(last, len(t.rows[n]))]
+			}
+		}
+	}
+}
+
 func (c Cell) painted(colored bool) string {
 	if !colored || c.Color == "" {
 		return c.Text
@@ -266,7 +302,14 @@ func (c Cell) painted(colored bool) string {
 }
 
 // Show writes a table to standard output.
-func (p *Printer) Show(t *Table) { p.write(t.text(p.colored(p.Out))) }
+func (p *Printer) Show(t *Table) {
+	if f, ok := p.Out.(*os.File); ok && !p.wide {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+			t.fit(width)
+		}
+	}
+	p.write(t.text(p.colored(p.Out)))
+}
 
 // Tables is Print of tables: the first, and each of the others that has rows below its header.
 func (p *Printer) Tables(v any, err error, first *Table, others ...section) error {
