@@ -103,7 +103,7 @@ func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 	}
 	transfer := n.raft.LeadershipTransfer
 	if name != "" {
-		voters, err := n.voters()
+		voters, err := n.Voters()
 		if err != nil {
 			return err
 		}
@@ -161,11 +161,12 @@ func (n *Node) Servers() (names []string, err error) {
 
 // Votes reports whether this server is a voter.
 func (n *Node) Votes() bool {
-	voters, err := n.voters()
+	voters, err := n.Voters()
 	return err == nil && slices.Contains(voters, n.name)
 }
 
-func (n *Node) voters() (names []string, err error) {
+// Voters returns the names of the servers that vote, as this server knows them.
+func (n *Node) Voters() (names []string, err error) {
 	f := n.raft.GetConfiguration()
 	if err := f.Error(); err != nil {
 		return nil, raftError(err)
@@ -198,8 +199,8 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 		})
 	}
 	if alive {
-		return fmt.Errorf("remove the server %q: %w: make it leave (`pannier agent leave` there), or stop it", name,
-			ErrPeerAlive)
+		return fmt.Errorf("remove the server %q: %w: gossip still hears from it, and notices within 10 s that a machine is off: "+
+			"if it is, repeat then; otherwise run pannier agent leave on it", name, ErrPeerAlive)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -213,7 +214,7 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 // Leave removes this server from the cluster: it transfers the leadership, announces by leave (discovery's Leave)
 // that it goes, and waits until the others have removed it. A single server just leaves. Errors: ErrQuorum.
 func (n *Node) Leave(ctx context.Context, leave func() error) error {
-	voters, err := n.voters()
+	voters, err := n.Voters()
 	if err != nil {
 		return err
 	}

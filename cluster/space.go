@@ -55,7 +55,7 @@ func (n *Node) leaveForRoom(ctx context.Context) {
 		if full == nil {
 			continue
 		}
-		voters, err := n.voters()
+		voters, err := n.Voters()
 		if err != nil {
 			return // the node is being closed
 		}

@@ -128,7 +128,7 @@ func (k *SecretsKeys) Put(id string, active bool, at time.Time) error {
 // Remove removes a key. An unknown key is no error; the active one is ErrConflict.
 func (k *SecretsKeys) Remove(id string) error {
 	if id == k.Active && id != "" {
-		return fmt.Errorf("secrets key %q is the active one, so it cannot be removed: %w", id, ErrConflict)
+		return Conflict("secrets key %q is the active one, so it cannot be removed", id)
 	}
 	left := slices.DeleteFunc(slices.Clone(k.Keys), func(have SecretsKey) bool { return have.ID == id })
 	if len(left) == len(k.Keys) {

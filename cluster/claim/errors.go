@@ -21,7 +21,7 @@ var (
 	ErrUnsupported = errcode.FailedPrecondition.New("volume lacks the capability")
 	// ErrDuplicate: the driver's volume is registered under another name.
 	ErrDuplicate = errcode.AlreadyExists.New("is registered as another volume")
-	// ErrConflict: the workload or claim exists with other arguments.
+	// ErrConflict: something exists with other arguments, or has changed. Conflict makes the error.
 	ErrConflict = errcode.FailedPrecondition.New("exists with other arguments")
 	// ErrInvalid: a field is missing or malformed. The error is a *FieldError.
 	ErrInvalid = errcode.InvalidArgument.New("invalid")
@@ -67,6 +67,15 @@ var (
 	// ErrDriverNotFound: no node has, or recently had, such a driver.
 	ErrDriverNotFound = errcode.NotFound.New("is on no node")
 )
+
+// Conflict returns an ErrConflict whose text is a whole sentence about what is there.
+func Conflict(format string, args ...any) error { return conflict(fmt.Sprintf(format, args...)) }
+
+type conflict string
+
+func (c conflict) Error() string { return string(c) }
+
+func (conflict) Unwrap() error { return ErrConflict }
 
 // Refusal says why a volume was refused and who holds it. It matches its Reason in errors.Is: ErrHeld, ErrModes,
 // ErrReadOnly, ErrUnsupported, ErrConflict, ErrVolumeInUse or ErrMarked.

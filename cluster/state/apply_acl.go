@@ -30,7 +30,7 @@ func (tx aclWrites) BootstrapACL(c *command.BootstrapACL) (zero acl.Token, _ err
 		return zero, err
 	}
 	if old != nil {
-		return zero, fmt.Errorf("ACL token %q exists: %w", c.Token.Accessor, claim.ErrConflict)
+		return zero, claim.Conflict("ACL token %q exists", c.Token.Accessor)
 	}
 	if err := tx.putACLToken(&next, nil); err != nil {
 		return zero, err
@@ -151,8 +151,7 @@ func (tx aclWrites) PutACLTokens(c *command.PutACLTokens) ([]acl.Token, error) {
 			return nil, err
 		}
 		if secrets[next.SecretHash] {
-			return nil, fmt.Errorf("ACL token %q: another token of the command has its secret: %w", next.Accessor,
-				claim.ErrConflict)
+			return nil, claim.Conflict("ACL token %q: another token of the command has its secret", next.Accessor)
 		}
 		secrets[next.SecretHash] = true
 		result[i], before[i] = next, old
@@ -177,7 +176,7 @@ func (tx aclWrites) checkACLToken(next acl.Token, at time.Time) (acl.Token, *acl
 	next.CreatedAt, next.CreateIndex, next.ModifyIndex = at, tx.index, tx.index
 	if found {
 		if next.SecretHash != old.SecretHash || next.Type != old.Type || !next.ExpiresAt.Equal(old.ExpiresAt) {
-			return next, nil, fmt.Errorf("%s: its secret, type and expiry cannot change: %w", object, claim.ErrConflict)
+			return next, nil, claim.Conflict("%s: its secret, type and expiry cannot change", object)
 		}
 		next.CreatedAt, next.CreateIndex = old.CreatedAt, old.CreateIndex
 	}
@@ -190,7 +189,7 @@ func (tx aclWrites) checkACLToken(next acl.Token, at time.Time) (acl.Token, *acl
 			return next, nil, err
 		}
 		if taken {
-			return next, nil, fmt.Errorf("%s: another token has its secret: %w", object, claim.ErrConflict)
+			return next, nil, claim.Conflict("%s: another token has its secret", object)
 		}
 	}
 	if err := checkExist(object, next.Policies, tx.ACLPolicy); err != nil {

@@ -130,7 +130,7 @@ func (tx settingWrites) PutSigningKey(c *command.PutSigningKey) (zero claim.Sign
 // reseal replaces the encrypted part of a standing key.
 func (tx settingWrites) reseal(standing *claim.SigningKey, c *command.PutSigningKey) error {
 	if !bytes.Equal(c.IfSealed, standing.Sealed) {
-		return fmt.Errorf("the signing key %q was re-encrypted since it was read: %w", c.Key.ID, claim.ErrConflict)
+		return claim.Conflict("the signing key %q was re-encrypted since it was read", c.Key.ID)
 	}
 	standing.Sealed, standing.SecretsKey = c.Key.Sealed, c.Key.SecretsKey
 	return tx.checkSealedKey(standing)
@@ -161,7 +161,7 @@ func (tx settingWrites) RotateSigningKey(c *command.RotateSigningKey) (zero clai
 	case err != nil:
 		return zero, err
 	case !found || standing.ID == c.Next.ID:
-		return zero, fmt.Errorf("the signing key %q cannot be replaced by %q: %w", standing.ID, c.Next.ID, claim.ErrConflict)
+		return zero, claim.Conflict("the signing key %q cannot be replaced by %q", standing.ID, c.Next.ID)
 	}
 	if err := tx.checkSealedKey(&c.Next); err != nil {
 		return zero, err
@@ -180,8 +180,7 @@ func (tx settingWrites) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (zero 
 		return zero, err
 	}
 	if !rotates || rotation.Key.ID != c.Key || rotation.Phase != c.Phase {
-		return zero, fmt.Errorf("the rotation of the signing key is not in the phase %q of the key %q: %w", c.Phase, c.Key,
-			claim.ErrConflict)
+		return zero, claim.Conflict("the rotation of the signing key is not in the phase %q of the key %q", c.Phase, c.Key)
 	}
 	tx.touch(TopicSigningKey)
 	rotation.Since = c.At

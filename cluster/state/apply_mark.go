@@ -29,8 +29,8 @@ func (tx volumeWrites) TakeMark(c *command.TakeMark) (zero claim.Mark, _ error) 
 		return zero, err
 	}
 	if v.ModifyIndex != c.IfModifyIndex {
-		return zero, fmt.Errorf("volume %q has changed at index %d, after it was read at %d: %w", c.Ref, v.ModifyIndex,
-			c.IfModifyIndex, claim.ErrConflict)
+		return zero, claim.Conflict("volume %q has changed at index %d, after it was read at %d", c.Ref, v.ModifyIndex,
+			c.IfModifyIndex)
 	}
 	held, err := tx.Claims(c.Ref)
 	if err != nil {

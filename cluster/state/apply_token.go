@@ -61,8 +61,8 @@ func (tx *writeTx) checkRunning(t claim.Token) error {
 }
 
 func otherPurpose(standing claim.Token) error {
-	return fmt.Errorf("token %q exists for service %q of workload %q on node %q: %w",
-		standing.ID, standing.Service, standing.Workload, standing.Node, claim.ErrConflict)
+	return claim.Conflict("token %q exists for service %q of workload %q on node %q",
+		standing.ID, standing.Service, standing.Workload, standing.Node)
 }
 
 // newTokens returns the tokens that a start must record. A workload that runs already must have all of them, and a
@@ -80,10 +80,10 @@ func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]
 		case found && !standing.SamePurpose(want):
 			return nil, otherPurpose(standing)
 		case found && (runs == nil || !standing.BelongsTo(*runs)):
-			return nil, fmt.Errorf("token %q belongs to an earlier run of workload %q: a new start needs new ids: %w",
-				want.ID, c.Ref, claim.ErrConflict)
+			return nil, claim.Conflict("token %q belongs to an earlier run of workload %q: a new start needs new ids",
+				want.ID, c.Ref)
 		case !found && runs != nil:
-			return nil, fmt.Errorf("workload %q runs already with other tokens: %w", c.Ref, claim.ErrConflict)
+			return nil, claim.Conflict("workload %q runs already with other tokens", c.Ref)
 		}
 	}
 	if runs != nil {

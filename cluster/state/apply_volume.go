@@ -23,8 +23,8 @@ func (tx volumeWrites) RegisterVolume(c *command.RegisterVolume) (zero command.R
 	var before []string
 	switch {
 	case c.Mark != 0 && (created || err == nil && (old.Mark == nil || old.Mark.Index != c.Mark)):
-		return zero, fmt.Errorf("volume %q: its mark of index %d has ended, or was taken by another call: %w", next.VolumeRef,
-			c.Mark, claim.ErrConflict)
+		return zero, claim.Conflict("volume %q: its mark of index %d has ended, or was taken by another call", next.VolumeRef,
+			c.Mark)
 	case created:
 	case err != nil:
 		return zero, err
@@ -100,7 +100,7 @@ func (tx volumeWrites) DeregisterVolume(c *command.DeregisterVolume) (zero comma
 		return zero, err
 	}
 	if c.Deleted != 0 && c.Deleted != v.CreateIndex {
-		return zero, fmt.Errorf("volume %q was made anew at index %d: %w", c.Ref, v.CreateIndex, claim.ErrConflict)
+		return zero, claim.Conflict("volume %q was made anew at index %d", c.Ref, v.CreateIndex)
 	}
 	held, err := tx.someClaims(c.Ref, command.MaxItems+1)
 	if err != nil {
@@ -144,8 +144,8 @@ func (tx volumeWrites) ResealVolume(c *command.ResealVolume) (zero claim.Volume,
 		return zero, err
 	}
 	if v.ModifyIndex != c.IfModifyIndex {
-		return zero, fmt.Errorf("volume %q has changed at index %d, after it was read at %d: %w", c.Ref, v.ModifyIndex,
-			c.IfModifyIndex, claim.ErrConflict)
+		return zero, claim.Conflict("volume %q has changed at index %d, after it was read at %d", c.Ref, v.ModifyIndex,
+			c.IfModifyIndex)
 	}
 	before := v
 	v.SealedSecrets, v.SecretsKey, v.ModifyIndex, v.ModifiedAt = c.SealedSecrets, c.KeyID, tx.index, c.At

@@ -27,8 +27,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (zero command.StartWo
 	}
 	running := known && workload.Status == claim.Running
 	if running && workload.Node != c.Node {
-		return zero, fmt.Errorf("workload %q runs on node %q, not on node %q: %w", c.Ref, workload.Node, c.Node,
-			claim.ErrConflict)
+		return zero, claim.Conflict("workload %q runs on node %q, not on node %q", c.Ref, workload.Node, c.Node)
 	}
 	if known && workload.Status == claim.Waiting && workload.Node != c.Node {
 		return zero, waitsElsewhere(workload, c.Node)
@@ -63,7 +62,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (zero command.StartWo
 			return zero, err
 		}
 		if taken > 0 || len(own) != len(wanted) {
-			return zero, fmt.Errorf("workload %q runs already with other claims: %w", c.Ref, claim.ErrConflict)
+			return zero, claim.Conflict("workload %q runs already with other claims", c.Ref)
 		}
 		return result, nil
 	}
@@ -116,7 +115,7 @@ func (tx *writeTx) checkRun(w claim.Workload, runID string) error {
 	if !ended {
 		return nil
 	}
-	return fmt.Errorf("this run of workload %q was ended before: %w", w.Ref, claim.ErrConflict)
+	return claim.Conflict("this run of workload %q was ended before", w.Ref)
 }
 
 // putWorkload stores a workload's record and replaces the previous one, which is zero if there is none.

@@ -28,7 +28,7 @@ func (tx *writeTx) AwaitWorkload(c *command.AwaitWorkload) (zero command.AwaitWo
 	waiting := known && old.Status == claim.Waiting
 	switch {
 	case known && old.Status == claim.Running:
-		return zero, fmt.Errorf("workload %q runs on node %q: %w", c.Ref, old.Node, claim.ErrConflict)
+		return zero, claim.Conflict("workload %q runs on node %q", c.Ref, old.Node)
 	case waiting && old.Node != c.Node:
 		return zero, waitsElsewhere(old, c.Node)
 	case !waiting:
@@ -81,7 +81,7 @@ func checkAwait(c *command.AwaitWorkload) error {
 }
 
 func waitsElsewhere(w claim.Workload, node string) error {
-	return fmt.Errorf("workload %q waits on node %q, not on node %q: %w", w.Ref, w.Node, node, claim.ErrConflict)
+	return claim.Conflict("workload %q waits on node %q, not on node %q", w.Ref, w.Node, node)
 }
 
 // checkCycle follows the workloads that ref would wait for, and those that they wait for, and refuses if that

@@ -60,7 +60,7 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 	case err != nil:
 		return nil, err
 	case found && string(before.Command) != string(fingerprint):
-		return nil, fmt.Errorf("the key %q belongs to another command, at index %d: %w", key, before.Index, claim.ErrConflict)
+		return nil, claim.Conflict("the key %q belongs to another command, at index %d", key, before.Index)
 	case found:
 		return tx.repeat(c, before)
 	}

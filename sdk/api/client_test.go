@@ -147,7 +147,7 @@ func TestUnreachable(t *testing.T) {
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
 	for name, want := range map[string]string{
-		filepath.Join(dir, "none"): "there is no such socket; start one (pannier agent, or pannier agent -dev to try it out)",
+		filepath.Join(dir, "none"): "there is no such socket; start the agent (pannier agent, or pannier agent -dev to try it out)",
 		dead:                       "nothing listens on it; start the agent",
 	} {
 		c, err := api.New("unix://" + name)

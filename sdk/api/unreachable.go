@@ -25,12 +25,11 @@ func (e *UnreachableError) Error() string {
 	verification := (*tls.CertificateVerificationError)(nil)
 	switch {
 	case isUnix && errors.Is(e.Err, fs.ErrNotExist):
-		return fmt.Sprintf(
-			"no agent at %s: there is no such socket; start one (pannier agent, or pannier agent -dev to try it out), "+
-				"or tell where it is with -address or PANNIER_ADDR", e.Address)
+		return fmt.Sprintf("no agent at %s: there is no such socket; %s, or tell where it is with -address or PANNIER_ADDR",
+			e.Address, howToStart(" (pannier agent, or pannier agent -dev to try it out)"))
 	case isUnix && errors.Is(e.Err, syscall.ECONNREFUSED):
-		return fmt.Sprintf("no agent at %s: the socket is there, but nothing listens on it; start the agent (pannier agent)",
-			e.Address)
+		return fmt.Sprintf("no agent at %s: the socket is there, but nothing listens on it; %s",
+			e.Address, howToStart(" (pannier agent)"))
 	case errors.Is(e.Err, fs.ErrPermission):
 		return fmt.Sprintf("no permission to call the agent at %s: %s may; run the command as root", e.Address, whoMay(path))
 	case errors.As(e.Err, &verification):
@@ -46,6 +45,18 @@ func (e *UnreachableError) Error() string {
 }
 
 func (e *UnreachableError) Unwrap() error { return e.Err }
+
+// howToStart names the command that starts the agent: systemd's if it has a unit of it, otherwise what is given.
+func howToStart(otherwise string) string {
+	if _, err := os.Stat("/run/systemd/system"); err == nil { // sd_booted(3)
+		for _, dir := range []string{"/etc", "/usr/lib", "/lib"} {
+			if _, err := os.Stat(dir + "/systemd/system/pannier.service"); err == nil {
+				return "run: systemctl start pannier"
+			}
+		}
+	}
+	return "start the agent" + otherwise
+}
 
 // whoMay describes the users that the owner and the mode of a socket allow to use it.
 func whoMay(path string) string {

@@ -158,33 +158,24 @@ func (h *host) signal(sig syscall.Signal) error {
 
 type status struct {
 	Ready   bool
-	Claims  number
+	Claims  int64
 	Plugins []plugin
 	Drivers []struct {
 		ID      string
-		PID     number
+		PID     int64
 		Healthy bool
 	}
 }
 
 type plugin struct {
 	Name    string
-	PID     number
+	PID     int64
 	State   string
 	Refused map[string]string
 	// FileProblem says why the file in the plugin directory is not run.
-	FileProblem string
+	FileProblem string `json:"file_problem"`
 	Swaps       []struct{ Error string }
 	Canary      *struct{ Percent int }
-}
-
-// number is a 64-bit integer in protobuf's JSON: a string, absent when it is 0.
-type number int64
-
-func (n *number) UnmarshalJSON(raw []byte) error {
-	v, err := strconv.ParseInt(strings.Trim(string(raw), `"`), 10, 64)
-	*n = number(v)
-	return err
 }
 
 func (h *host) status(ctx context.Context) (s status, err error) {

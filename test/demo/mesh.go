@@ -65,7 +65,7 @@ func meshStory(ctx context.Context, h *host, program, proxy string) error {
 	s.until(ask(s.ports.upstream), greeting)
 
 	s.say("web's upstream moves to another port. Its program is not touched, and Envoy gets the listener by its stream.")
-	pid := "pannier workload status web -o json | sed -n 's/.*\"pid\": *\"\\([0-9]*\\)\".*/\\1/p'"
+	pid := "pannier workload status web -o json | sed -n 's/.*\"pid\": *\\([0-9]*\\).*/\\1/p'"
 	s.sh(pid + " | tee pid")
 	s.sh("pannier workload update moved.hcl >update.log")
 	s.until(listeners, "db:127.0.0.1:"+strconv.Itoa(s.ports.moved))

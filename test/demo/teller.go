@@ -193,8 +193,8 @@ func (s *teller) snapshot(volume, name string) (id string) {
 		}
 		var answer struct {
 			Snapshot struct {
-				SnapshotID string `json:"snapshotId"`
-				Size       string `json:"size"`
+				SnapshotID string `json:"snapshot_id"`
+				Size       int64
 			}
 		}
 		if err := json.Unmarshal([]byte(out), &answer); err != nil {
@@ -203,7 +203,7 @@ func (s *teller) snapshot(volume, name string) (id string) {
 		if id = answer.Snapshot.SnapshotID; id == "" {
 			return fmt.Errorf("no snapshot id in %q", out)
 		}
-		fmt.Printf("  snapshot %s, %s bytes\n", id, answer.Snapshot.Size)
+		fmt.Printf("  snapshot %s, %d bytes\n", id, answer.Snapshot.Size)
 		return nil
 	})
 	return id

@@ -56,7 +56,7 @@ func TestAPIOverHTTPSNeedsACertificate(t *testing.T) {
 	}{
 		"neither":       {false, "", connect.CodePermissionDenied, "it showed no certificate"},
 		"a token":       {false, secret, connect.CodePermissionDenied, "it showed no certificate"},
-		"a certificate": {true, "", connect.CodePermissionDenied, "without a token"},
+		"a certificate": {true, "", connect.CodePermissionDenied, "has no token"},
 		"both":          {true, secret, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

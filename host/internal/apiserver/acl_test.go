@@ -307,8 +307,7 @@ func TestAnonymous(t *testing.T) {
 	h := openACLHost(t, func(c *parts) { c.SocketRoot = true })
 	h.cfg.SocketRoot = false // from here on root has no rights
 	_, err := h.client.Drivers.ListDrivers(h.ctx, &hostv1.ListDriversRequest{})
-	wantError(t, err, connect.CodePermissionDenied, `a policy "anonymous" is missing`, "without a token",
-		"PANNIER_TOKEN")
+	wantError(t, err, connect.CodePermissionDenied, "ACLs are on and this call has no token", "PANNIER_TOKEN")
 	boot, err := h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	check.NoError(t, err)
 	operator := h.with(t, boot.Secret)
@@ -537,7 +536,7 @@ func TestCallersOverTLS(t *testing.T) {
 	for _, role := range []pki.Role{pki.CLI, pki.Node, pki.Server} {
 		anyone, _, _ := over(role, "")
 		_, err := anyone.ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
-		wantError(t, err, connect.CodePermissionDenied, "without a token")
+		wantError(t, err, connect.CodePermissionDenied, "has no token")
 		devices, plugins, _ := over(role, secret)
 		_, err = devices.ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
 		check.NoError(t, err)

@@ -43,6 +43,8 @@ func (l *twice) Leader() bool {
 
 func (l *twice) Stats() cluster.Stats { return cluster.Stats{} }
 
+func (l *twice) Voters() ([]string, error) { return nil, nil }
+
 func (l *twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	l.lead(l.here)
 	resp, err := l.to.RoundTrip(r)

@@ -69,7 +69,7 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 	}
 	c.Identity = identity
 	if c.Accessor == "" && len(c.Policies) == 0 && !needOf(procedure).checksCaller {
-		err = c.Lacks(fmt.Sprintf("a policy %q", ledger.Anonymous))
+		err = c.Lacks("")
 		return c, err
 	}
 	c.Rules = c.Within(c.Bound)

@@ -60,6 +60,8 @@ func (d *deposed) Leader() bool { return d.leads.Add(-1) >= 0 }
 
 func (d *deposed) Stats() cluster.Stats { return cluster.Stats{LeaderName: d.leader} }
 
+func (d *deposed) Voters() ([]string, error) { return nil, nil }
+
 // TestDeposedLeader: a server that stops leading before it has answered a call discards its answer, and the next
 // leader answers, whether the call came from its caller or was forwarded by another agent.
 func TestDeposedLeader(t *testing.T) {

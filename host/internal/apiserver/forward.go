@@ -170,7 +170,9 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request, m route.Member, h
 			}{bytes.NewReader(body), resp.Body}
 			return nil
 		},
-		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, failed error) { err = &route.NotLeader{Err: failed} },
+		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, failed error) {
+			err = &route.NotLeader{Err: failed, Unreached: !errors.Is(failed, errMisdirected) && !errors.Is(failed, errDeposed)}
+		},
 	}
 	proxy.ServeHTTP(w, r)
 	return err

@@ -36,6 +36,8 @@ func (e *elsewhere) Leader() bool {
 
 func (e *elsewhere) Stats() cluster.Stats { return cluster.Stats{} }
 
+func (e *elsewhere) Voters() ([]string, error) { return nil, nil }
+
 // route is another agent's router to the leader.
 func (e *elsewhere) route() *route.Router {
 	return routeTo(e, reach{route.Member{Name: "leader", Addr: "leader", Server: true}, e})

@@ -268,7 +268,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 					} else {
 						says := []string{"is missing: ", `token "` + name + `" (accessor acc-` + name + ")"}
 						if name == "none" {
-							says[1] = "without a token"
+							says = []string{"this call has no token"}
 						}
 						wantStatus(t, name, err, codes.PermissionDenied, says...)
 					}

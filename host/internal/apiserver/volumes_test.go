@@ -252,7 +252,7 @@ func TestMalformedDefinitionsChangeNothing(t *testing.T) {
 		"capacity_min": func(s *hostv1.VolumeSpec) { s.CapacityMax = 1 },
 		"too large":    func(s *hostv1.VolumeSpec) { s.Parameters["big"] = strings.Repeat("x", 300<<10) },
 		"secrets.k":    func(s *hostv1.VolumeSpec) { s.Secrets["k"] = call.Redacted },
-		"mount_flags":  func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = []string{call.Redacted} },
+		"mount_flags":  func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = []string{"password=" + call.Redacted} },
 	} {
 		s := spec("mysql", change)
 		_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: s})
@@ -343,17 +343,17 @@ func TestExpandRefuses(t *testing.T) {
 	}
 }
 
-// Secrets and mount flags are in no answer, no error and no log line.
+// Secrets, also those of mount flags, are in no answer, no error and no log line.
 func TestSecretsDoNotReadBack(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)
 	made := h.create(t, spec("mysql"))
-	if made.Spec.Secrets["password"] != call.Redacted || made.Spec.MountOptions.MountFlags[0] != call.Redacted ||
+	if made.Spec.Secrets["password"] != call.Redacted || made.Spec.MountOptions.MountFlags[0] != "password="+call.Redacted ||
 		made.Spec.MountOptions.FsType != "ext4" {
 		t.Errorf("shown as %v", made.Spec)
 	}
 	w, _ := h.start(t, "db", "mysql")
-	if w.Spec.Volumes[0].MountOptions.MountFlags[0] != call.Redacted {
+	if w.Spec.Volumes[0].MountOptions.MountFlags[0] != "password="+call.Redacted {
 		t.Errorf("shown as %v", w.Spec)
 	}
 	got, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})

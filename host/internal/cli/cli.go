@@ -58,8 +58,11 @@ type App struct {
 	*Printer
 	// The global flags.
 	address, namespace, tokenFile string
+	utc                           bool
 	client                        *api.Client
 	traces                        *tracing.Tracer
+	// NoHints leaves out what to do next: another program reads the errors.
+	NoHints bool
 	// started is set when a command's own work begins: later errors are not of usage.
 	started bool
 	// patience bounds how long a repeatable call is retried while the agent is down.
@@ -78,8 +81,15 @@ const flushPatience = 500 * time.Millisecond
 func (a *App) Run(root *cobra.Command) int {
 	ctx, stop := untilSignal()
 	defer stop()
-	root.SetArgs(longFlags(root, a.Options.Args))
+	args := longFlags(root, a.Options.Args)
 	root.SetOut(a.Out)
+	if oneDash(a.Options.Args) {
+		root.SetOut(oneDashed{a.Out})
+		if last := &args[len(args)-1]; len(*last) > 1 && !strings.HasPrefix(*last, "--") { // what a short flag begins
+			*last = "-" + *last
+		}
+	}
+	root.SetArgs(args)
 	root.SetErr(a.Err)
 	var err error
 	if a.traces, err = tracing.Open(ctx, tracing.Config{
@@ -133,7 +143,13 @@ func (a *App) Root(root *cobra.Command) *cobra.Command {
 	}
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage("%w", err) })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		switch err.Error() {
+		case "unknown flag: --json", "unknown flag: --format":
+			err = fmt.Errorf("%w; did you mean -o json?", err)
+		}
+		return Usage("%w", err)
+	})
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.address, "address", "",
 		"the agent's `address` (default: PANNIER_ADDR, then "+api.DefaultAddress+")")
@@ -142,6 +158,8 @@ func (a *App) Root(root *cobra.Command) *cobra.Command {
 	flags.StringVar(&a.tokenFile, "token-file", "",
 		"the `file` with the secret of the ACL token to call with (default: what PANNIER_TOKEN has)")
 	flags.StringVarP(&a.format, "output", "o", formatTable, "output `format`: table or json")
+	flags.BoolVar(&a.utc, "utc", false, "show times in UTC (default: this machine's zone, or TZ)")
+	flags.BoolVar(&a.wide, "wide", false, "show tables in full, also where they are wider than the terminal")
 	flags.BoolVar(&a.noColor, "no-color", false, "no colours (also: NO_COLOR)")
 	a.complete(root)
 	return root
@@ -159,7 +177,8 @@ func (a *App) Noun(use, short string, commands ...*cobra.Command) *cobra.Command
 			err := fmt.Errorf("unknown command %q", args[0])
 			cmd.SuggestionsMinimumDistance = 2
 			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-				err = fmt.Errorf("%w; did you mean %q?", err, near[0])
+				at := max(0, slices.IndexFunc(near, func(name string) bool { return strings.HasPrefix(name, args[0]) }))
+				err = fmt.Errorf("%w; did you mean %q?", err, near[at])
 			}
 			return Usage("%w", err)
 		},
@@ -200,6 +219,9 @@ func (a *App) Do(work func(ctx context.Context, args []string) error) func(*cobr
 		err := a.checkFormat(cmd)
 		if err == nil {
 			a.started = true
+			if a.utc {
+				time.Local = time.UTC
+			}
 			err = work(cmd.Context(), args)
 		}
 		return err
@@ -217,7 +239,7 @@ func (a *App) WithClient(work func(ctx context.Context, client *api.Client, args
 			}
 			ctx, end := a.traces.Begin(ctx, cmd.CommandPath())
 			defer func() { end(err) }()
-			return advise(cmd, args, work(ctx, client, args))
+			return advise(ctx, client, cmd, args, work(ctx, client, args))
 		})(cmd, args)
 	}
 }
@@ -249,7 +271,7 @@ func (a *App) Client() (*api.Client, error) {
 		return nil, Usage("%w", err)
 	}
 	client, err := api.New(a.Address(), api.WithToken(secret), api.WithTLS(tlsFromEnvironment()),
-		api.WithInterceptors(a.traces.Connect()...))
+		api.WithInterceptors(append(a.traces.Connect(), a.announced())...))
 	if err != nil {
 		return nil, Usage("%w", err)
 	}

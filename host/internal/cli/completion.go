@@ -1,15 +1,21 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pannier/pannier/cluster/claim"
 	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -73,7 +79,7 @@ var arguments = map[string]kind{
 }
 
 // valued are the kinds of the values of flags.
-var valued = map[string]kind{"node": nodes, "policy": policies, "role": roles, "workload": workloads}
+var valued = map[string]kind{"driver": drivers, "node": nodes, "policy": policies, "role": roles, "workload": workloads}
 
 // firstArgument returns the name of a command's first argument, and its kind.
 func firstArgument(cmd *cobra.Command) (name string, k kind) {
@@ -133,18 +139,22 @@ func (a *App) ids(cmd *cobra.Command, k kind, typed string) []string {
 }
 
 // advise adds to an error what to do next, as far as that follows from what the command is about.
-func advise(cmd *cobra.Command, args []string, err error) error {
+func advise(ctx context.Context, client *api.Client, cmd *cobra.Command, args []string, err error) error {
 	if err == nil || errors.As(err, new(*hintError)) {
 		return err
 	}
 	_, k := firstArgument(cmd)
 	text := message(err)
-	switch missing, _ := classify(err); {
+	code, _ := classify(err)
+	if away := silentNode(ctx, client, code, text); away != "" {
+		return Hinted(err, "%s", away)
+	}
+	switch {
 	case strings.Contains(text, "is not on this node") || strings.Contains(text, "is on no node"):
 		k = drivers
 	case len(args) > 0 && strings.Contains(text, "held by workload"):
 		return Hinted(err, "pannier volume explain %s says what its holders wait for", escape.Argument(args[0]))
-	case missing != ExitNotFound:
+	case code != ExitNotFound:
 		return err
 	}
 	if k.known == "" {
@@ -153,12 +163,51 @@ func advise(cmd *cobra.Command, args []string, err error) error {
 	return Hinted(err, "%s", k.known)
 }
 
+// onNode is how a refusal names the node that has something.
+var onNode = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`on node "([^"]+)"`) })
+
+// silentNode says when what a refusal names is free by itself: its node is not heard from. Empty: it is.
+func silentNode(ctx context.Context, client *api.Client, code int, text string) string {
+	named := onNode().FindStringSubmatch(text)
+	if code != ExitRefused || named == nil {
+		return ""
+	}
+	resp, err := client.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: named[1]})
+	n := resp.GetNode()
+	if err != nil || n.GetStatus() != string(claim.NodeDisconnected) || n.GetLetGoAt() == nil {
+		return ""
+	}
+	return fmt.Sprintf("node %q has been silent for %s; what it has is free %s: repeat then (pannier node status %s)",
+		named[1], span(time.Since(n.GetLastHeard().AsTime())), ahead(n.GetLetGoAt()), named[1])
+}
+
 // names returns the name of each.
 func names[T any](all []T, name func(T) string) (out []string) {
 	for _, one := range all {
 		out = append(out, name(one))
 	}
 	return out
+}
+
+// oneDash reports whether a shell completes a flag that has one dash.
+func oneDash(args []string) bool {
+	if len(args) < 2 || args[0] != cobra.ShellCompRequestCmd && args[0] != cobra.ShellCompNoDescRequestCmd {
+		return false
+	}
+	last := args[len(args)-1]
+	return strings.HasPrefix(last, "-") && !strings.HasPrefix(last, "--")
+}
+
+// oneDashed writes a completion, one a Write, with one dash, since shells drop those that do not begin with what was
+// typed.
+type oneDashed struct{ io.Writer }
+
+func (o oneDashed) Write(p []byte) (int, error) {
+	if text, ok := bytes.CutPrefix(p, []byte("-")); ok && bytes.HasPrefix(text, []byte("-")) {
+		_, err := o.Writer.Write(text)
+		return len(p), err
+	}
+	return o.Writer.Write(p)
 }
 
 func completionCommand(p *Printer) *cobra.Command {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -49,13 +50,21 @@ func driverRegisterVerbs() []verb {
 				register.Id, register.HealthTimeoutMs = c.args[0], timeout.Milliseconds()
 				resp, err := c.Drivers.RegisterDriver(ctx, register)
 				d := resp.GetDriver()
-				return c.Done(resp, err, "driver %q is registered, %s", d.GetId(), stateOf(d, register.Type))
+				state := stateOf(d, register.Type)
+				if path, dead := unheard(d); dead {
+					state = fmt.Sprintf("but nothing listens on %s: start the driver", path)
+				}
+				return c.Done(resp, err, "driver %q is registered, %s", d.GetId(), state)
 			},
 		},
 		{
 			use: "deregister ID", short: "Remove a driver that was registered at run time", example: "nfs",
 			long: `Remove a driver that was registered at run time. Refused while a volume is mounted through
-it, unless -force is given.`,
+it, unless -force is given, which asks first, or needs -yes.`,
+			danger: &danger{
+				when: &deregister.Force, concerns: claimsOfDriver,
+				risk: "volumes that are mounted through driver %[1]q stay mounted, and nothing can unmount them without it",
+			},
 			flags: func(f *pflag.FlagSet) {
 				f.BoolVar(&deregister.Force, "force", false, "remove it even while a volume is mounted through it")
 				f.StringVar(&deregister.Type, "type", "", "only the one of this `TYPE`, where node and controller are apart")
@@ -103,6 +112,13 @@ func stateOf(d *hostv1.Driver, kind string) string {
 		return "healthy"
 	}
 	return "not healthy yet: " + p.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
+}
+
+// unheard returns the socket of a driver on which nothing listens.
+func unheard(d *hostv1.Driver) (path string, dead bool) {
+	path = strings.TrimPrefix(d.GetEndpoint(), "unix://")
+	return path, !d.GetHealthy() && (strings.Contains(d.GetMessage(), syscall.ENOENT.Error()) ||
+		strings.Contains(d.GetMessage(), syscall.ECONNREFUSED.Error()))
 }
 
 // driverStatusVerbs show what a driver is, was and printed.

@@ -91,7 +91,7 @@ func (a *App) report(err error, command string) int {
 		hint = hinted.hint
 	}
 	// The agent's own advice is more specific.
-	if hint != "" && !strings.Contains(message(err), ": pannier ") {
+	if hint != "" && !a.NoHints && !strings.Contains(message(err), ": pannier ") {
 		a.Note("%s", hint)
 	}
 	return code

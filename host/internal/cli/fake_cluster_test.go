@@ -65,7 +65,7 @@ func (f *fake) GetNode(r *hostv1.GetNodeRequest) (*hostv1.GetNodeResponse, error
 			After: []string{"default/web"}, CreatedAt: ago(time.Hour),
 		}}
 		resp.Claims = []*hostv1.Claim{{
-			Volume: "data", Namespace: "default", Workload: "web", Mode: "write",
+			Volume: "data", Namespace: "default", Workload: "web", Node: r.GetName(), Mode: "write",
 			State: "unpublishing", TakenAt: ago(2 * time.Hour),
 		}}
 		return resp, nil

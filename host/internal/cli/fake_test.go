@@ -41,6 +41,9 @@ type fake struct {
 	served        sync.WaitGroup
 	leaving       chan struct{}
 	statuses      atomic.Int64 // asked for
+	// slow is closed to let volumes be made; nil: they are made at once. leaderless has the ledger have no leader.
+	slow       chan struct{}
+	leaderless bool
 
 	mu        sync.Mutex
 	volumes   map[string]*hostv1.Volume
@@ -117,6 +120,9 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (f *fake) answer(r *http.Request, header http.Header) ([]byte, error) {
+	if f.slow != nil && path.Base(r.URL.Path) == "CreateVolume" {
+		<-f.slow
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	method := reflect.ValueOf(f).MethodByName(path.Base(r.URL.Path))
@@ -186,6 +192,9 @@ func refuse(id string) error {
 	case len(id) > 4 && id[:4] == "held":
 		return connect.NewError(connect.CodeFailedPrecondition,
 			fmt.Errorf("volume %q has no write claim left: held by workload \"db-1\" on node \"a\" (write, taken, 4m)", id))
+	case len(id) > 4 && id[:4] == "lost":
+		return connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf("volume %q has no write claim left: held by workload \"db-1\" on node \"n3\" (write, taken, 4m)", id))
 	case len(id) > 4 && id[:4] == "away":
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("driver of volume %q does not answer", id))
 	}
@@ -386,9 +395,13 @@ func (f *fake) ListSnapshots(*hostv1.ListSnapshotsRequest) (*hostv1.ListSnapshot
 }
 
 func driver(id string) *hostv1.Driver {
+	message := ""
+	if id == "silent" {
+		message = "the driver cannot be reached at unix:///run/silent.sock: connect: no such file or directory"
+	}
 	return &hostv1.Driver{
 		Id: id, Type: "monolith", Endpoint: "unix:///run/" + id +
-			".sock", Source: "config", Healthy: id != "sick", Message: "",
+			".sock", Source: "config", Healthy: id != "sick" && message == "", Message: message,
 		Provider: "csi." + id, ProviderVersion: "1.2", NodeId: "n1", ChangedAt: ago(
 			30 * time.Minute), Topology: map[string]string{"rack": "R1", "a": "b"},
 		NodeCapabilities: []string{"STAGE_UNSTAGE_VOLUME"}, Pid: 42, Restarts: 1,
@@ -429,6 +442,9 @@ func (f *fake) Examine(r *hostv1.ExamineRequest) (*hostv1.ExamineResponse, error
 
 func (f *fake) Status(*hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
 	f.statuses.Add(1)
+	if f.leaderless {
+		return &hostv1.StatusResponse{Name: "n1", Message: "the ledger has no leader (see: pannier server members)"}, nil
+	}
 	return &hostv1.StatusResponse{
 		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(
 			2 * time.Hour), Socket: f.socket, HttpAddress: "127.0.0.1:7420",

@@ -125,7 +125,8 @@ func drainVerb() verb {
 	return verb{
 		use: "drain NODE", short: "Stop all workloads of a node and start none there, or end that",
 		long: `Stop all workloads of a node, the last started first, and start none there until
-the drain is disabled. The node does so by itself; -wait waits until it has nothing left.`,
+the drain is disabled. The node does so by itself; -wait waits until it has nothing left. First it
+names the workloads that are stopped.`,
 		example: "-enable -wait web-1\n-disable web-1",
 		flags: func(f *pflag.FlagSet) {
 			f.BoolVar(&enable, "enable", false, "begin the drain")
@@ -135,6 +136,9 @@ the drain is disabled. The node does so by itself; -wait waits until it has noth
 		run: func(ctx context.Context, c *call) error {
 			if enable && disable || !enable && !disable && !wait || disable && wait {
 				return Usage("give -enable or -disable; -wait goes with -enable, or alone")
+			}
+			if enable {
+				c.announce(ctx, workloadsOf)
 			}
 			if enable || disable {
 				resp, err := c.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: c.args[0], Enable: enable})
@@ -228,7 +232,11 @@ continue. The node cannot change it; "node purge" forgets it.`,
 			long: `Forget a node that is gone for good. Refused while it is up or holds claims. With -force you
 confirm that it is down: its workloads are recorded as ended, and its claims are released. What
 it has left in the Consul of the leader is removed: services, where the Consul agent is the same,
-and its part of intentions.`,
+and its part of intentions. -force asks first, or needs -yes.`,
+			danger: &danger{
+				when: &purge.Force, concerns: workloadsOf,
+				risk: "if node %[1]q still runs, its workloads and those that get its volumes next both write",
+			},
 			flags: func(f *pflag.FlagSet) {
 				f.BoolVar(&purge.Force, "force", false,
 					"you confirm that the node is down: its workloads are recorded as ended, and its claims are released")

@@ -256,7 +256,11 @@ encrypted. Needs a management token when ACLs are on.`,
 		{
 			use: "restore FILE", short: "Replace the ledger by a copy, on every server", example: "ledger.snapshot",
 			long: `Replace the ledger by a copy, on every server. The copy is checked first. Everything
-that changed after it was made is lost. Refused while there are claims.`,
+that changed after it was made is lost. Refused while there are claims. It asks first, or needs -yes.`,
+			danger: &danger{
+				concerns: describeSnapshot,
+				risk:     "everything in the ledger that changed after %[1]s was written is lost, on every server",
+			},
 			run: restoreSnapshot,
 		},
 		{
@@ -272,7 +276,7 @@ that changed after it was made is lost. Refused while there are claims.`,
 				t := NewTable()
 				t.Row("Cluster", info.Cluster)
 				t.Row("Server", info.Server)
-				t.Row("Created", info.CreatedAt.Format(time.DateTime))
+				t.Row("Created", info.CreatedAt.Local().Format(time.DateTime))
 				t.Row("Index", info.Index)
 				t.Row("Term", info.Term)
 				t.Row("Size", size(info.Size))
@@ -322,6 +326,16 @@ func copySnapshot(f *os.File,
 		return nil, fmt.Errorf("the written file is not a snapshot: %w", err)
 	}
 	return info, nil
+}
+
+// describeSnapshot says what replaces the ledger.
+func describeSnapshot(_ context.Context, c *call) ([]string, error) {
+	f, info, err := openSnapshot(c.args[0])
+	if err != nil {
+		return nil, err
+	}
+	return []string{fmt.Sprintf("cluster %s gets back its ledger of %s, at index %d", info.Cluster,
+		info.CreatedAt.Local().Format(time.DateTime), info.Index)}, f.Close()
 }
 
 func restoreSnapshot(ctx context.Context, c *call) error {

@@ -82,17 +82,20 @@ func TestSnapshotFiles(t *testing.T) {
 	if said := run(ExitOK, "inspect", file); !strings.Contains(said, b.SHA256) {
 		t.Errorf("it said %q", said)
 	}
-	if said := run(ExitOK, "restore", file); !strings.Contains(said, "restored the ledger") {
+	if said := run(ExitUsage, "restore", file); !strings.Contains(said, "is lost, on every server") {
+		t.Errorf("it said %q", said)
+	}
+	if said := run(ExitOK, "restore", "-yes", file); !strings.Contains(said, "restored the ledger") {
 		t.Errorf("it said %q", said)
 	}
 	damaged := bytes.Clone(saved.Bytes())
 	damaged[len(damaged)-3] ^= 1
 	bad := filepath.Join(dir, "bad.snap")
 	check.NoError(t, os.WriteFile(bad, damaged, 0o600))
-	for _, command := range []string{"inspect", "restore"} {
-		if said := run(ExitUsage, command, bad); !strings.Contains(said, bad) {
+	for _, command := range [][]string{{"inspect"}, {"restore", "-yes"}} {
+		if said := run(ExitUsage, append(command, bad)...); !strings.Contains(said, bad) {
 			t.Errorf("%s said %q", command, said)
 		}
-		run(ExitNotFound, command, filepath.Join(dir, "nothing"))
+		run(ExitNotFound, append(command, filepath.Join(dir, "nothing"))...)
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -38,6 +37,7 @@ type Printer struct {
 	Out, Err io.Writer
 	format   string
 	noColor  bool
+	wide     bool  // tables may be wider than the terminal
 	outErr   error // the first of the output
 }
 
@@ -120,9 +120,12 @@ func (p *Printer) write(text string) {
 	}
 }
 
+// canAsk reports whether somebody sits at a terminal.
+func canAsk() bool { return isTerminal(os.Stdin) }
+
 // confirm asks a person who sits at a terminal. A program is not asked. The error says that the answer was no.
 func (p *Printer) confirm(yes bool, format string, args ...any) error {
-	if yes || !isTerminal(os.Stdin) {
+	if yes || !canAsk() {
 		return nil
 	}
 	fmt.Fprint(p.Err, printable(fmt.Sprintf(format, args...))+" [y/N] ")
@@ -146,17 +149,15 @@ func (p *Printer) Say(format string, args ...any) {
 	p.write(printable(fmt.Sprintf(format, args...)) + "\n")
 }
 
-// writeJSON writes a message with the API's names, or another value, without characters that a terminal would obey:
-// JSON leaves some as they are. An empty indent keeps it on one line. Messages are indented again because protojson's
-// whitespace varies from build to build.
+// writeJSON writes a message, or another value, without characters that a terminal would obey: JSON leaves some as they
+// are. An empty indent keeps it on one line.
 func (p *Printer) writeJSON(v any, indent string) {
-	text, err := json.Marshal(v)
-	if m, ok := v.(proto.Message); ok {
-		text, err = protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-	}
 	var line, out bytes.Buffer
-	if err == nil {
-		err = json.Compact(&line, text)
+	var err error
+	if m, ok := v.(proto.Message); ok {
+		err = appendMessage(&line, m.ProtoReflect())
+	} else {
+		err = appendPlain(&line, v)
 	}
 	safe := escape.String(line.String())
 	if out.WriteString(safe); err == nil && indent != "" {
@@ -172,8 +173,9 @@ func (p *Printer) writeJSON(v any, indent string) {
 
 // Table aligns rows for people. A cell may carry a colour.
 type Table struct {
-	rows  [][]Cell
-	width []int
+	rows   [][]Cell
+	width  []int
+	header bool
 }
 
 // Cell is a text with its colour.
@@ -196,7 +198,7 @@ const (
 // NewTable returns a table with a header in bold, or without one.
 func NewTable(header ...string) *Table {
 	t := &Table{}
-	if len(header) > 0 {
+	if t.header = len(header) > 0; t.header {
 		row := make([]Cell, len(header))
 		for i, text := range header {
 			row[i] = Cell{text, Bold}
@@ -258,6 +260,40 @@ func (t *Table) text(colored bool) string {
 	return out.String()
 }
 
+// narrowest is the width to which a column may be shortened.
+const narrowest = 12
+
+// fit shortens the widest columns of a list, and then drops the last ones, until it has at most so many characters a
+// line. The first column stays: its names are arguments of other commands.
+func (t *Table) fit(most int) {
+	for t.header {
+		over, widest := -most-len("  "), 0
+		for n, width := range t.width {
+			over += width + len("  ")
+			if n > 0 && (widest == 0 || width > t.width[widest]) {
+				widest = n
+			}
+		}
+		switch {
+		case over <= 0 || widest == 0:
+			return
+		case t.width[widest] > narrowest:
+			t.width[widest] = max(narrowest, t.width[widest]-over)
+			for _, row := range t.rows {
+				if widest < len(row) && utf8.RuneCountInString(row[widest].Text) > t.width[widest] {
+					row[widest].Text = cut(row[widest].Text, t.width[widest]-1) + "…"
+				}
+			}
+		default:
+			last := len(t.width) - 1
+			t.width = t.width[:last]
+			for n := range t.rows {
+				t.rows[n] = t.rows[n][:min(last, len(t.rows[n]))]
+			}
+		}
+	}
+}
+
 func (c Cell) painted(colored bool) string {
 	if !colored || c.Color == "" {
 		return c.Text
@@ -266,7 +302,14 @@ func (c Cell) painted(colored bool) string {
 }
 
 // Show writes a table to standard output.
-func (p *Printer) Show(t *Table) { p.write(t.text(p.colored(p.Out))) }
+func (p *Printer) Show(t *Table) {
+	if f, ok := p.Out.(*os.File); ok && !p.wide {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+			t.fit(width)
+		}
+	}
+	p.write(t.text(p.colored(p.Out)))
+}
 
 // Tables is Print of tables: the first, and each of the others that has rows below its header.
 func (p *Printer) Tables(v any, err error, first *Table, others ...section) error {
@@ -330,9 +373,9 @@ func list[T any](p *Printer, v any, err error, all []T, c columns[T]) error {
 }
 
 // printable makes one line of a text from elsewhere, which could otherwise move the cursor or set the title of a
-// terminal.
+// terminal, and leaves out gRPC's words.
 func printable(text string) string {
-	return escape.String(strings.NewReplacer("\n", " ", "\t", " ").Replace(text))
+	return escape.String(escape.Sentence(strings.NewReplacer("\n", " ", "\t", " ").Replace(text)))
 }
 
 // size formats bytes in powers of two; 0 is unknown.

@@ -113,3 +113,19 @@ func TestNoTextControlsATerminal(t *testing.T) {
 		}
 	}
 }
+
+func TestFit(t *testing.T) {
+	for most, want := range map[int]string{
+		80: "ID                     DRIVER  MESSAGE                   AGE\na-volume-of-long-name  local   the node does not answer  3h\n",
+		50: "ID                     DRIVER  MESSAGE         AGE\na-volume-of-long-name  local   the node does…  3h\n",
+		40: "ID                     DRIVER\na-volume-of-long-name  local\n",
+		9:  "ID\na-volume-of-long-name\n",
+	} {
+		table := NewTable("ID", "DRIVER", "MESSAGE", "AGE")
+		table.Row("a-volume-of-long-name", "local", "the node does not answer", "3h")
+		table.fit(most)
+		if got := table.text(false); got != want {
+			t.Errorf("%d characters:\n%swant:\n%s", most, got, want)
+		}
+	}
+}

@@ -80,7 +80,7 @@ func showStatus(p *Printer, s *hostv1.StatusResponse) {
 	}
 	t.Row("Workloads", strings.Join(workloads, ", "))
 	for _, r := range s.GetReleases() {
-		t.Row("Not released", Cell{fmt.Sprintf("workload %q, %s", r.GetWorkload(), releaseText(r)), Yellow})
+		t.Row("Not released", Cell{fmt.Sprintf("workload %q, %s", r.GetWorkload(), releaseText(r, s.GetName())), Yellow})
 	}
 	p.Show(t)
 	p.heading("Plugins")
@@ -97,10 +97,10 @@ func showStatus(p *Printer, s *hostv1.StatusResponse) {
 }
 
 // releaseText describes a release that has to wait.
-func releaseText(r *hostv1.Release) string {
+func releaseText(r *hostv1.Release, node string) string {
 	text := fmt.Sprintf("failed tries: %d, the first %s: %s", r.GetTries(), since(r.GetSince()), r.GetError())
 	if r.GetCommand() != "" {
-		text += "; to end that: " + r.GetCommand()
+		text += "; to end that: " + on(node, r.GetCommand())
 	}
 	return text
 }

@@ -23,6 +23,8 @@ type verb struct {
 	needs, apart []string
 	// parameters and secrets are for a driver: the flags -parameter and -secret-from.
 	parameters, secrets bool
+	// danger is why a command that calls the agent asks first, or needs -yes; nil: it is harmless.
+	danger *danger
 	// run is the work of a command that calls the agent, local that of another.
 	run, local work
 }
@@ -107,6 +109,10 @@ func (a *App) command(v verb) *cobra.Command {
 	for _, pair := range v.apart {
 		cmd.MarkFlagsMutuallyExclusive(strings.Fields(pair)...)
 	}
+	check := func(context.Context, *call) error { return nil }
+	if v.danger != nil {
+		check = v.danger.addTo(cmd)
+	}
 	if v.local != nil {
 		cmd.RunE = a.Do(func(ctx context.Context, args []string) error { return v.local(ctx, &call{App: a, args: args}) })
 		return cmd
@@ -117,6 +123,9 @@ func (a *App) command(v verb) *cobra.Command {
 			return err
 		}
 		if c.secrets, err = readSecrets(secrets); err != nil {
+			return err
+		}
+		if err = check(ctx, c); err != nil {
 			return err
 		}
 		return v.run(ctx, c)

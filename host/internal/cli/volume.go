@@ -180,7 +180,11 @@ the driver; those that are not given stay as they are.`,
 		{
 			use: "deregister ID", short: "Forget a volume, but keep it at its driver", example: "data",
 			long: `Forget a volume, but keep it at its driver. Refused while it has claims; -force says what it
-leaves behind.`,
+leaves behind. It asks first, or needs -yes.`,
+			danger: &danger{
+				when: &force, concerns: claimsOf,
+				risk: "what has volume %[1]q mounted goes on writing, and the next owner writes too",
+			},
 			flags: func(f *pflag.FlagSet) {
 				f.BoolVar(&force, "force", false, "deregister it even while it has claims, and say what is left behind")
 			},

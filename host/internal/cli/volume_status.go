@@ -203,11 +203,27 @@ func explainVolume(p *Printer, id string, m *hostv1.ExplainVolumeResponse) {
 		t.some("Next try", ahead(c.GetNextTryAt()))
 		t.Row("Next", c.GetNext())
 		if c.GetCommand() != "" {
-			t.Row("Run", Cell{c.GetCommand(), Bold})
+			t.Row("Run", Cell{commandOf(c), Bold})
 		}
 		p.heading("")
 		p.Show(t)
 	}
+}
+
+// commandOf is the command for a claim, with the condition of one that frees the claim of a node that is away.
+func commandOf(c *hostv1.ExplainedClaim) string {
+	if strings.HasPrefix(c.GetCommand(), "pannier volume detach") && strings.Contains(c.GetCommand(), " -force ") {
+		return "if the machine is off: " + c.GetCommand()
+	}
+	return on(c.GetClaim().GetNode(), c.GetCommand())
+}
+
+// on names the node of a command that ends a process there; pannier's own reach every node.
+func on(node, command string) string {
+	if command == "" || strings.HasPrefix(command, "pannier ") {
+		return command
+	}
+	return fmt.Sprintf("on %s: %s", node, command)
 }
 
 // since formats how long ago a time was, with the word ago.
@@ -225,7 +241,12 @@ func detachVerb() verb {
 		use: "detach ID NODE", short: "Release every claim of a volume on a node", example: "-timeout 30s data web-1",
 		long: `Release every claim of a volume on a node, and show what became of each. While it waits it
 says for what. The exit code is 1 when a claim is left, or after -timeout; the release
-goes on then. -force frees the claims of a node that you know is down.`,
+goes on then. First it names the workloads that are stopped. -force frees the claims of a node that
+you know is down: it asks first, or needs -yes.`,
+		danger: &danger{
+			when: &force, concerns: claimsOf,
+			risk: "if node %[2]q still runs, its workload and the next one that gets volume %[1]q both write",
+		},
 		flags: func(f *pflag.FlagSet) {
 			f.BoolVar(&force, "force", false, "free the claims of a node that you know is down; your name is recorded")
 			f.DurationVar(&timeout, "timeout", 0, "wait no longer than this `duration`, such as 30s; 0: until it is released")
@@ -233,6 +254,9 @@ goes on then. -force frees the claims of a node that you know is down.`,
 		run: func(ctx context.Context, c *call) error {
 			if timeout < 0 {
 				return Usage("-timeout: not less than 0")
+			}
+			if !force {
+				c.announce(ctx, claimsOf)
 			}
 			resp, err := detach(ctx, c, &hostv1.DetachVolumeRequest{
 				Namespace: c.inNamespace(), Id: c.args[0], Node: c.args[1], Force: force,
@@ -314,7 +338,7 @@ func detaching(ctx context.Context, client *api.Client, req *hostv1.DetachVolume
 			text += ": " + c.GetLastError()
 		}
 		if c.GetCommand() != "" {
-			text += fmt.Sprintf(" (%s: %s)", c.GetNext(), c.GetCommand())
+			text += fmt.Sprintf(" (%s: %s)", c.GetNext(), commandOf(c))
 		}
 	}
 	return text

@@ -186,6 +186,10 @@ func hintStart(ctx context.Context, c *call, err error, spec *hostv1.WorkloadSpe
 	if getErr == nil && resp.GetWorkload().GetState() == "stopping" {
 		return Hinted(err, "pannier workload status %s says what undoing it waits for", escape.Argument(spec.GetId()))
 	}
+	code, _ := classify(err)
+	if silentNode(ctx, c.Client, code, message(err)) != "" {
+		return err // advise says when to repeat it
+	}
 	err = hint(err, ExitNotFound, "pannier volume status lists the volumes; nothing of the workload is left")
 	return hint(err, ExitRefused, "nothing of the workload is left; pannier workload start -dry-run %s says who has its "+
 		"volumes, and pannier workload status who waits for whom", escape.Argument(path))

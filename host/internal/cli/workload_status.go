@@ -39,7 +39,7 @@ func showWorkload(p *Printer, w *hostv1.Workload, holders ...*hostv1.Holder) {
 		t.Row("Waits since", age(w.GetWaitsSince()))
 	}
 	if w.GetRelease() != nil {
-		t.Row("Not released", Cell{releaseText(w.GetRelease()), Yellow})
+		t.Row("Not released", Cell{releaseText(w.GetRelease(), w.GetNode()), Yellow})
 	}
 	t.Row("Process", number(w.GetPid()))
 	t.Row("Released with", number(w.GetOwnerPid()))
@@ -165,8 +165,8 @@ type dryVolume struct {
 	Volume         string   `json:"volume"`
 	Driver         string   `json:"driver"`
 	Mode           string   `json:"mode"`
-	AccessMode     string   `json:"accessMode"`
-	AttachmentMode string   `json:"attachmentMode"`
+	AccessMode     string   `json:"access_mode"`
+	AttachmentMode string   `json:"attachment_mode"`
 	Holders        []string `json:"holders"`
 	Refused        string   `json:"refused"`
 }

@@ -181,7 +181,7 @@ func answerThere(err error, changes bool) error {
 	redirect, ok := detail[*peerv1.NotLeader](err)
 	return &route.NotLeader{
 		Leader:    route.Member{Name: redirect.GetLeader(), Addr: redirect.GetAddress()},
-		Uncertain: changes && (!ok || redirect.GetUncertain()), Err: received(err),
+		Uncertain: changes && (!ok || redirect.GetUncertain()), Unreached: !ok, Err: received(err),
 	}
 }
 

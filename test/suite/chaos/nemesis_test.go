@@ -156,11 +156,11 @@ func (n *nemesis) begin(f fault) (end func()) {
 		return func() { n.disk.Leave(smallDisk) }
 	case "a node is lost and detached by force":
 		return n.lose(node(), func(through *testhost.Host, v *target) error {
-			return n.try(through, "volume", "detach", "-force", v.id, node().Name)
+			return n.try(through, "volume", "detach", "-force", "-yes", v.id, node().Name)
 		})
 	case "a node is lost and purged":
 		return n.lose(node(), func(through *testhost.Host, _ *target) error {
-			return n.try(through, "node", "purge", "-force", node().Name)
+			return n.try(through, "node", "purge", "-force", "-yes", node().Name)
 		})
 	case "a machine of the same name":
 		return n.another(node())

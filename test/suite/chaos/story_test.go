@@ -127,7 +127,7 @@ func (s *story) prepare() {
 	h := s.c.Leader()
 	h.Run("operator", "snapshot", "save", h.Path("saved"))
 	h.Eventually("the ledger is restored", func() error { // on a busy machine the leader may change meanwhile
-		if r := h.Try("operator", "snapshot", "restore", h.Path("saved")); r.Code != 0 {
+		if r := h.Try("operator", "snapshot", "restore", "-yes", h.Path("saved")); r.Code != 0 {
 			return errors.New(r.Stderr)
 		}
 		return nil

@@ -288,7 +288,7 @@ func (n nodes) lost(t *testing.T) {
 	crash(t, n.n2)
 	n.s3.AwaitNode(n.n2.Name, "disconnected")
 	n.s3.Refused(4, []string{n.n2.Name, `"lost"`, "node purge -force node-2"}, "node", "purge", n.n2.Name)
-	n.s3.Run("node", "purge", "-force", n.n2.Name)
+	n.s3.Run("node", "purge", "-force", "-yes", n.n2.Name)
 	n.s3.Refused(3, []string{n.n2.Name}, "node", "status", n.n2.Name)
 	n.s3.AwaitFree("there")
 	launch(n.n2)

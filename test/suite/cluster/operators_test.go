@@ -129,9 +129,9 @@ func (o operators) restore(t *testing.T) {
 		t.Fatal(err)
 	}
 	raw[len(raw)/2] ^= 1
-	o.n1.Refused(2, []string{"damaged"}, "operator", "snapshot", "restore", o.n1.Write("damaged.snapshot", string(raw)))
+	o.n1.Refused(2, []string{"damaged"}, "operator", "snapshot", "restore", "-yes", o.n1.Write("damaged.snapshot", string(raw)))
 	o.n1.Run("volume", "status", "later")
-	o.n1.Run("operator", "snapshot", "restore", file)
+	o.n1.Run("operator", "snapshot", "restore", "-yes", file)
 	o.n1.Eventually("the claim of the workload that ended after the snapshot is released", func() error {
 		if out := o.n1.Run("volume", "status", "before"); !strings.Contains(out, "No claims") {
 			return errors.New(out)
@@ -152,7 +152,7 @@ func (o operators) away(t *testing.T) {
 	o.c.Leader()
 	file := o.n1.Path("away.snapshot")
 	o.n1.Run("operator", "snapshot", "save", file)
-	o.n1.Run("operator", "snapshot", "restore", file)
+	o.n1.Run("operator", "snapshot", "restore", "-yes", file)
 	o.c.Volume(o.n1, "away", "single-node-writer")
 	log := func() string {
 		text, err := os.ReadFile(o.s2.Path("agent.log"))

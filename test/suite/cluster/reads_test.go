@@ -160,7 +160,7 @@ func (n nodes) once(t *testing.T) {
 	})
 	n.c.Net.Part(n.n1.Net)
 	leader.Kill()
-	follower.Run("volume", "detach", "-force", "once", n.n1.Name)
+	follower.Run("volume", "detach", "-force", "-yes", "once", n.n1.Name)
 	follower.AwaitFree("once")
 	n.c.Net.Heal()
 	// A start that was executed twice would have claims, or would be refused because the node missed heartbeats.

@@ -78,7 +78,11 @@ func (ch change) done(cmd *command) bool {
 // snapshot is the id of the only one.
 func (r *rig) snapshot(t *testing.T) string {
 	t.Helper()
-	var list struct{ Snapshots []struct{ SnapshotID string } }
+	var list struct {
+		Snapshots []struct {
+			SnapshotID string `json:"snapshot_id"`
+		}
+	}
 	r.decode(&list, "volume", "snapshot", "list", "-o", "json", "-driver", front)
 	if len(list.Snapshots) != 1 {
 		raw, _ := json.Marshal(list)

@@ -140,10 +140,10 @@ func expand(c *trial, inUse bool) {
 		return
 	}
 	c.h.Run(grow...)
-	var v struct{ Volume struct{ Capacity string } }
+	var v struct{ Volume struct{ Capacity int64 } }
 	c.decode(&v, "volume", "status", "data")
-	if v.Volume.Capacity != "419430400" {
-		c.t.Errorf("the volume has %s bytes, want 419430400", v.Volume.Capacity)
+	if v.Volume.Capacity != 419430400 {
+		c.t.Errorf("the volume has %d bytes, want 419430400", v.Volume.Capacity)
 	}
 	if !inUse {
 		c.reads("data", "before")
@@ -153,7 +153,11 @@ func expand(c *trial, inUse bool) {
 // snap takes a snapshot of data, and returns its id at the driver.
 func (c *trial) snap() string {
 	c.t.Helper()
-	var made struct{ Snapshot struct{ SnapshotID string } }
+	var made struct {
+		Snapshot struct {
+			SnapshotID string `json:"snapshot_id"`
+		}
+	}
 	c.decode(&made, "volume", "snapshot", "create", "data", "snap")
 	return made.Snapshot.SnapshotID
 }
@@ -207,7 +211,11 @@ func usage(c *trial) {
 	c.volume("data", "")
 	c.h.Run("workload", "start", c.workload("w", "data", ""))
 	defer c.h.Run("workload", "stop", "w")
-	var v struct{ Usage *struct{ BytesTotal string } }
+	var v struct {
+		Usage *struct {
+			BytesTotal int64 `json:"bytes_total"`
+		}
+	}
 	c.decode(&v, "volume", "status", "data")
 	switch {
 	case !c.can["node GET_VOLUME_STATS"]:
@@ -215,7 +223,7 @@ func usage(c *trial) {
 		if v.Usage != nil {
 			c.t.Errorf("usage %v of a driver that reports none", v.Usage)
 		}
-	case v.Usage == nil || v.Usage.BytesTotal == "" || v.Usage.BytesTotal == "0":
+	case v.Usage == nil || v.Usage.BytesTotal == 0:
 		c.t.Errorf("the volume's usage is %v", v.Usage)
 	}
 }

@@ -197,7 +197,11 @@ func (c *trial) reads(source, want string) {
 func (c *trial) externalID(id string) string {
 	c.t.Helper()
 	var v struct {
-		Volume struct{ Spec struct{ ExternalID string } }
+		Volume struct {
+			Spec struct {
+				ExternalID string `json:"external_id"`
+			}
+		}
 	}
 	c.decode(&v, "volume", "status", id)
 	if v.Volume.Spec.ExternalID == "" {

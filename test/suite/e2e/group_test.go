@@ -48,9 +48,9 @@ echo $i > %[1]s/$d/tmp && mv %[1]s/$d/tmp %[1]s/$d/n || exit 1; done; done`
 	})
 	var created struct {
 		Group struct {
-			GroupID   string `json:"groupId"`
+			GroupID   string `json:"group_id"`
 			Snapshots []struct {
-				SnapshotID string `json:"snapshotId"`
+				SnapshotID string `json:"snapshot_id"`
 				Volume     string
 			}
 		}

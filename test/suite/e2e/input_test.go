@@ -261,7 +261,7 @@ func written(t *testing.T, h *testhost.Host) string {
 	must(t, err)
 	volumes := h.Run("volume", "status", "-o", "json")
 	// The agent itself writes to the ledger, such as that its driver has become healthy.
-	return regexp.MustCompile(`"index": "\d+"`).ReplaceAllString(volumes, "") +
+	return regexp.MustCompile(`"index": \d+`).ReplaceAllString(volumes, "") +
 		fmt.Sprint(s.GetClaims(), s.GetVolumes(), s.GetWorkloads(), folders(t, h))
 }
 

@@ -94,12 +94,12 @@ func TestRestoreAndDrainOfAHostThatIsAlone(t *testing.T) {
 	h.Run("workload", "start", workload(h, "w", "data", ""))
 	h.Run("operator", "snapshot", "save", h.Path("ledger.snapshot"))
 
-	h.Refused(4, []string{`workload "w" on node "a"`, "node drain"}, "operator", "snapshot", "restore", h.Path("ledger.snapshot"))
+	h.Refused(4, []string{`workload "w" on node "a"`, "node drain"}, "operator", "snapshot", "restore", "-yes", h.Path("ledger.snapshot"))
 	h.Run("node", "drain", "-enable", "a")
 	h.NothingInUse()
 	h.Run("node", "drain", "-wait", "a")
 	h.Refused(4, []string{"drain"}, "workload", "start", h.Path("w.hcl"))
-	h.Run("operator", "snapshot", "restore", h.Path("ledger.snapshot"))
+	h.Run("operator", "snapshot", "restore", "-yes", h.Path("ledger.snapshot"))
 	if got, err := h.Status(); err != nil || got.GetVolumes() != 1 {
 		t.Errorf("after the restore there are %d volumes (%v)", got.GetVolumes(), err)
 	}

@@ -136,7 +136,7 @@ func TestDetach(t *testing.T) {
 		volume(h, d, "data", "single-node-writer", "")
 		h.Refused(3, []string{"data", `node "a"`}, "volume", "detach", "data", "a")
 		h.Run("workload", "start", workload(h, "w", "data", ""))
-		h.Refused(1, []string{"without -force"}, "volume", "detach", "-force", "data", "a")
+		h.Refused(1, []string{"without -force"}, "volume", "detach", "-force", "-yes", "data", "a")
 		h.Run("volume", "detach", "data", "a")
 		h.NothingInUse()
 	})

@@ -241,12 +241,12 @@ func TestBadProgramReplacesNoAgent(t *testing.T) {
 		says    string
 	}{
 		{"it is for another machine", foreign, 4, "exec format error"},
-		{"it exits", script("echo no such flag >&2; exit 3"), 4, "exit status 3: no such flag"},
+		{"it exits", script("echo no such flag >&2; exit 3"), 4, "does not come up: no such flag"},
 		{"it says nothing", script("exec sleep 1000"), 4, "within 10s"},
 		{"it is older", script(fmt.Sprintf(hello, 0) + "read go"), 4, "up to level 0"},
 		{
 			"it exits when it is to come up", script(fmt.Sprintf(hello, 99) + "read go; echo damaged >&2; exit 1"), 1,
-			"exit status 1: damaged",
+			"does not come up: damaged",
 		},
 		{"it hangs when it is to come up", script(fmt.Sprintf(hello, 99) + "read go; exec sleep 1000"), 1, "has not come up within"},
 		{"it is killed when it is to come up", script(fmt.Sprintf(hello, 99) + "read go; kill -9 $$"), 1, "killed"},

@@ -39,7 +39,7 @@ func externalID(t *testing.T, h *testhost.Host, id string) string {
 	var v struct {
 		Volume struct {
 			Spec struct {
-				ExternalID string `json:"externalId"`
+				ExternalID string `json:"external_id"`
 			} `json:"spec"`
 		} `json:"volume"`
 	}

@@ -80,7 +80,7 @@ func TestFencing(t *testing.T) {
 		p := run(t, c, h, "vouched", "cut")
 		c.Net.Part(h.Net)
 		standsWhileDisconnected(t, c, taker, h, "cut")
-		taker.Run("volume", "detach", "-force", "cut", h.Name)
+		taker.Run("volume", "detach", "-force", "-yes", "cut", h.Name)
 		taker.AwaitFree("cut")
 		c.Net.Heal()
 		p.awaitEnd()

@@ -77,7 +77,7 @@ func TestForcedDetachOfANodeThatLives(t *testing.T) {
 	c := testcluster.Start(t, testcluster.Options{Servers: 1, Nodes: 2, ServerConfig: patient})
 	server, n1, n2 := c.Host("server-1"), c.Host("node-1"), c.Host("node-2")
 	for h, how := range map[*testhost.Host][]string{
-		n1: {"volume", "detach", "-force", "data-node-1", "node-1"}, n2: {"node", "purge", "-force", "node-2"},
+		n1: {"volume", "detach", "-force", "-yes", "data-node-1", "node-1"}, n2: {"node", "purge", "-force", "-yes", "node-2"},
 	} {
 		t.Run(how[1]+" of "+h.Name, func(t *testing.T) {
 			volume := "data-" + h.Name

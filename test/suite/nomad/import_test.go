@@ -143,7 +143,7 @@ func volumesOf(t *testing.T, h *testhost.Host) []string {
 	out := strings.TrimSpace(h.Run("volume", "list", "-namespace", "*", "-o", "json"))
 	var ids []string
 	for line := range strings.Lines(out) {
-		if strings.Contains(line, `"externalId"`) {
+		if strings.Contains(line, `"external_id"`) {
 			ids = append(ids, line)
 		}
 	}

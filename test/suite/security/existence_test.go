@@ -137,7 +137,11 @@ var vary = regexp.MustCompile(`(seconds|nanos|index|modify_index|create_index):\
 func externalOf(t *testing.T, h *testhost.Host) string {
 	t.Helper()
 	var v struct {
-		Volume struct{ Spec struct{ ExternalID string } }
+		Volume struct {
+			Spec struct {
+				ExternalID string `json:"external_id"`
+			}
+		}
 	}
 	out := h.Run("volume", "status", "-namespace", "private", "-o", "json", "theirs")
 	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Volume.Spec.ExternalID == "" {

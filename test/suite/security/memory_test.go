@@ -95,7 +95,7 @@ func TestMemoryStaysPrivate(t *testing.T) {
 	agent := start("-dev", "-data-dir", home+"/data", "-http-port", "0")
 	var plugins struct {
 		Plugins []struct {
-			Pid int `json:",string"`
+			Pid int
 		}
 	}
 	check.Eventually(t, "the agent is up", func() bool {

@@ -123,7 +123,7 @@ audit {
 	c.Stage(t, "what other hosts run, asked through its own agent", func(t *testing.T) {
 		const refused = 4 // ExitRefused
 		for _, to := range []*testhost.Host{server, n1} {
-			for secret, why := range map[string]string{"": "without a token", dev: `token "dev"`} {
+			for secret, why := range map[string]string{"": "has no token", dev: `token "dev"`} {
 				n2.Token = secret
 				for _, args := range [][]string{{"status"}, {"plugin", "list"}, {"doctor"}} {
 					n2.Refused(refused, []string{why}, append(args, "-node", to.Name)...)

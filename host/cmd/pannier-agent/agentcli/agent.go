@@ -105,6 +105,7 @@ func (f *agentFlags) run(ctx context.Context, a *cli.App, cmd *cobra.Command, ru
 	if err := process.KeepPrivate(); err != nil {
 		return err
 	}
+	a.NoHints = f.try // the agent passes on the last line
 	temporary := ""
 	cfg, err := config.Load(config.Source{
 		Paths: f.paths, Dev: f.dev,

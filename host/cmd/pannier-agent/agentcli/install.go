@@ -83,7 +83,9 @@ checked against the system's, or those of SSL_CERT_FILE. No agent is needed.`,
 			return err
 		}
 		i.cfg.Source, i.cfg.Name = args[0], append(args, "")[1]
+		done := a.Announce(ctx, func(context.Context) string { return "waiting for the download of " + install.Redacted(args[0]) })
 		got, err := install.Install(ctx, i.cfg)
+		done()
 		return showInstalled(a, got, err, "is installed already")
 	})
 	return cmd
@@ -104,7 +106,9 @@ versions stay in the plugin directory until their files are removed.`,
 			return err
 		}
 		i.cfg.Name = args[0]
+		done := a.Announce(ctx, func(context.Context) string { return "waiting for the download of plugin " + args[0] })
 		got, err := install.Upgrade(ctx, i.cfg)
+		done()
 		return showInstalled(a, got, err, "is the newest that its source has and the constraint allows")
 	})
 	return cmd

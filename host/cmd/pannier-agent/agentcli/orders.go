@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -122,6 +123,9 @@ func upgradeAgent(ctx context.Context, a *cli.App, client *api.Client) error {
 	defer tick.Stop()
 	for {
 		status, err := client.Agent.Status(ctx, &hostv1.StatusRequest{})
+		if connect.CodeOf(err) == connect.CodePermissionDenied { // it did not ask for a token before
+			return a.Done(began, nil, "the agent is upgraded; ACLs are on now: call with a token to check")
+		}
 		if err != nil {
 			return cli.Hinted(fmt.Errorf("the agent's upgrade began, and its outcome is not known: %w", err), "its log has it")
 		}

@@ -161,13 +161,17 @@ func (c *Caller) May(area acl.Area, level acl.Level) error {
 // Has reports whether the caller has a policy.
 func (c *Caller) Has(policy string) bool { return slices.Contains(c.Policies, policy) }
 
-// Lacks returns an error that names the missing permission and the token.
+// Lacks returns an error that names the missing permission, "" if all are missing, and the token.
 func (c *Caller) Lacks(what string) error {
+	if c.Accessor == "" && c.Bound == nil {
+		text := "ACLs are on and this call has no token: set PANNIER_TOKEN or -token-file"
+		if what != "" {
+			text = fmt.Sprintf("%s (%s is missing)", text, what)
+		}
+		return connect.NewError(connect.CodePermissionDenied, errors.New(text))
+	}
 	whose := fmt.Sprintf("token %q (accessor %s) does not have it; see what it has: pannier acl token self", c.Name,
 		c.Accessor)
-	if c.Accessor == "" {
-		whose = "the call was made without a token: give one by -token-file or PANNIER_TOKEN"
-	}
 	if c.Bound != nil {
 		whose = fmt.Sprintf("the call was made over node %q, which is bound to the namespaces %q, whatever its token allows",
 			c.Cert.Name, c.Bound)

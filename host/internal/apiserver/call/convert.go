@@ -3,6 +3,7 @@ package call
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -41,10 +42,24 @@ func Time(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// Redact hides mount flags, which may contain secrets.
+// secretWords are parts of the names of mount flags whose values are secrets, such as password or secretfile.
+var secretWords = []string{"pass", "secret", "cred", "token", "key"}
+
+// Redact hides the values of mount flags that are secrets, and what follows them: a value may contain commas.
 func Redact(o *hostv1.MountOptions) {
-	for n := range o.GetMountFlags() {
-		o.MountFlags[n] = Redacted
+	for n, flag := range o.GetMountFlags() {
+		var shown []string
+		for part := range strings.SplitSeq(flag, ",") {
+			name, _, hasValue := strings.Cut(part, "=")
+			if hasValue && slices.ContainsFunc(secretWords, func(word string) bool {
+				return strings.Contains(strings.ToLower(name), word)
+			}) {
+				shown = append(shown, name+"="+Redacted)
+				break
+			}
+			shown = append(shown, part)
+		}
+		o.MountFlags[n] = strings.Join(shown, ",")
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/internal/errcode"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // WithCode adds the code that API clients see to the error of a call. Errors of drivers keep their code.
@@ -21,9 +22,26 @@ func WithCode(ctx context.Context, err error) error {
 	case CodeOf(err) == connect.CodeCanceled && errors.Is(context.Cause(ctx), ErrStopping):
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w: %w", ErrStopping, err))
 	default:
-		return connect.NewError(CodeOf(err), err)
+		return connect.NewError(CodeOf(err), plain(err))
 	}
 }
+
+// plain leaves gRPC's words out of an error's text.
+func plain(err error) error {
+	if text := printable.Sentence(err.Error()); text != err.Error() {
+		return sentence{err, text}
+	}
+	return err
+}
+
+type sentence struct {
+	error
+	text string
+}
+
+func (s sentence) Error() string { return s.text }
+
+func (s sentence) Unwrap() error { return s.error }
 
 // CodeOf returns the code of an error.
 func CodeOf(err error) connect.Code {

@@ -316,7 +316,7 @@ func (h *Handler) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 			return v, call.Invalid(object, "secrets."+key, shown)
 		}
 	}
-	if slices.Contains(v.MountOptions.Flags, call.Redacted) {
+	if slices.ContainsFunc(v.MountOptions.Flags, func(f string) bool { return strings.HasSuffix(f, call.Redacted) }) {
 		return v, call.Invalid(object, "mount_options.mount_flags", shown)
 	}
 	var err error

@@ -24,7 +24,7 @@ func measureLedger(b *testing.B, r *table.Section) {
 	backup := manyClaimed(b)
 	s := form(b, "")
 	h := s.all[0]
-	restored := took(h, "operator", "snapshot", "restore", h.Write("mh.snapshot", string(backup)))
+	restored := took(h, "operator", "snapshot", "restore", "-yes", h.Write("mh.snapshot", string(backup)))
 	s.awaitVoters(b)
 	saved := took(h, "operator", "snapshot", "save", h.Path("again.snapshot"))
 	fourth := s.add(b, "server-4")

@@ -7,6 +7,7 @@
 package route
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // The pause after all servers were asked and none led. An election takes about a second, and its winner should be
@@ -52,6 +54,8 @@ type Local interface {
 	Leader() bool
 	// Stats say who leads.
 	Stats() cluster.Stats
+	// Voters are the servers of which a majority must answer.
+	Voters() ([]string, error)
 }
 
 // Config is what a Router works with.
@@ -122,6 +126,8 @@ type NotLeader struct {
 	Leader Member
 	// Uncertain says that the call may have had its effect nevertheless.
 	Uncertain bool
+	// Unreached says that the server did not answer at all.
+	Unreached bool
 	Err       error
 }
 
@@ -147,7 +153,7 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 	}
 	pause.Reset()
 	var giveUp time.Time
-	tried := &attempts{why: map[string]error{}}
+	tried := &attempts{why: map[string]error{}, answered: map[string]bool{}}
 	for {
 		// Each server is asked once, the most likely leader first.
 		queue := r.Servers()
@@ -189,11 +195,11 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 			giveUp = time.Now().Add(c.Search)
 		}
 		if ctx.Err() == nil && (c.Once || c.Search > 0 && next.After(giveUp)) {
-			return tried.err(ErrNoLeader)
+			return tried.err(ErrNoLeader, r.silence(tried))
 		}
 		select {
 		case <-ctx.Done():
-			return tried.err(context.Cause(ctx))
+			return tried.err(context.Cause(ctx), r.silence(tried))
 		case <-time.After(time.Until(next)):
 		}
 	}
@@ -251,6 +257,7 @@ func (r *Router) invalidateLeader(name string) {
 // attempts records the servers that did not answer a call as the leader.
 type attempts struct {
 	why       map[string]error // by server, the last error of each
+	answered  map[string]bool  // by server
 	uncertain bool
 	last      *NotLeader
 }
@@ -260,13 +267,42 @@ func (a *attempts) note(server string, err error) bool {
 	if !errors.As(err, &a.last) {
 		return false
 	}
-	a.why[server] = a.last.Err
+	a.why[server], a.answered[server] = a.last.Err, !a.last.Unreached
 	a.uncertain = a.uncertain || a.last.Uncertain
 	return true
 }
 
-// err is the error of a search that found no leader.
-func (a *attempts) err(cause error) error {
+// silence names the voters that did not answer, if no majority did; empty: one did. An agent that is no server does not
+// know the voters: it counts the servers.
+func (r *Router) silence(a *attempts) string {
+	r.mu.Lock()
+	local := r.local
+	r.mu.Unlock()
+	var names, silent []string
+	for _, m := range r.cfg.Servers() {
+		names = append(names, m.Name)
+	}
+	kind := "server"
+	if local != nil {
+		if voters, err := local.Voters(); err == nil {
+			names, kind = voters, "voter"
+		}
+	}
+	for _, name := range names {
+		if name != r.cfg.Name && !a.answered[name] {
+			silent = append(silent, name)
+		}
+	}
+	if 2*len(silent) < len(names) || len(silent) == 0 {
+		return ""
+	}
+	slices.Sort(silent)
+	return fmt.Sprintf("%d of %s do not answer: %s; docs/operations/disaster-recovery.md", len(silent),
+		printable.Count(len(names), kind), strings.Join(silent, ", "))
+}
+
+// err is the error of a search that found no leader. silence is why, if it is known.
+func (a *attempts) err(cause error, silence string) error {
 	is, what := command.ErrNotLeader, "no leading server was reached"
 	if a.uncertain {
 		is, what = command.ErrUncertain, "no server has confirmed it"
@@ -278,7 +314,9 @@ func (a *attempts) err(cause error) error {
 	if len(text) == 0 {
 		text = []string{"no server is known: see retry_join in the agent's configuration, and: pannier server members"}
 	}
-	return &unreachedError{text: what + " (" + strings.Join(text, "; ") + ")", is: []error{is, cause}}
+	return &unreachedError{
+		text: fmt.Sprintf("%s: %s (%s)", what, cmp.Or(silence, cause.Error()), strings.Join(text, "; ")), is: []error{is, cause},
+	}
 }
 
 // unreachedError says that no leader answered before the caller stopped waiting.
@@ -287,7 +325,7 @@ type unreachedError struct {
 	is   []error
 }
 
-func (e *unreachedError) Error() string { return e.text + ": " + e.is[1].Error() }
+func (e *unreachedError) Error() string { return e.text }
 
 func (e *unreachedError) Unwrap() []error { return e.is }
 

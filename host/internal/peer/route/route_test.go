@@ -26,7 +26,9 @@ type world struct {
 	knows  string   // whom "a" takes for the leader
 	hint   string   // whom the servers take for the leader
 	asked  []string // servers, in order
-	err    error    // the leader's answer
+	// unreached are the servers that do not answer.
+	unreached map[string]bool
+	err       error // the leader's answer
 }
 
 func newWorld() *world {
@@ -46,11 +48,13 @@ func (w *world) Leader() bool { return w.knows == "a" }
 
 func (w *world) Stats() cluster.Stats { return cluster.Stats{LeaderName: w.knows} }
 
+func (w *world) Voters() ([]string, error) { return []string{"a", "b", "c"}, nil }
+
 func (w *world) ask(what, server string) error {
 	w.asked = append(w.asked, what)
 	if w.leader != server {
 		return &NotLeader{
-			Leader: Member{Name: w.hint, Addr: w.hint + ":1"}, Uncertain: true,
+			Unreached: w.unreached[server], Leader: Member{Name: w.hint, Addr: w.hint + ":1"}, Uncertain: true,
 			Err: errors.New(server + " does not lead"),
 		}
 	}
@@ -157,5 +161,24 @@ func TestDoWithoutALeader(t *testing.T) {
 	cancel()
 	if err := w.do(ctx, Call{}); !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled {
 		t.Errorf("the caller has left: %v", err)
+	}
+}
+
+// TestSilence: without a majority the error names the voters that do not answer, also one that gossip has forgotten.
+func TestSilence(t *testing.T) {
+	w := newWorld()
+	fails := func() string { return w.do(t.Context(), Call{Search: time.Millisecond}).Error() }
+	w.unreached = map[string]bool{"b": true}
+	if got := fails(); strings.Contains(got, "voters") {
+		t.Errorf("with a majority: %s", got)
+	}
+	w.gossip = w.gossip[:2]
+	const want = "2 of 3 voters do not answer: b, c; docs/operations/disaster-recovery.md"
+	if got := fails(); !strings.Contains(got, want) {
+		t.Errorf("without one: %s", got)
+	}
+	w.local = nil
+	if got := fails(); !strings.Contains(got, "1 of 2 servers do not answer: b; docs/operations/disaster-recovery.md") {
+		t.Errorf("on a node: %s", got)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/kmutex"
+	"github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 )
 
@@ -125,12 +126,29 @@ func (d *Doors) API(w http.ResponseWriter, r *http.Request, plugin string) {
 		return
 	}
 	secret, err := d.secret(r.Context(), plugin, access)
+	if errors.Is(err, ledger.ErrPolicyNotFound) {
+		refuse(w, r, &noPolicy{access.Policy, err})
+		return
+	}
 	if err != nil {
 		refuse(w, r, fmt.Errorf("find the token of plugin %q: %w", plugin, err))
 		return
 	}
 	d.backend.API(w, r, plugin, secret)
 }
+
+// noPolicy is that the policy of a plugin's api block does not exist.
+type noPolicy struct {
+	name string
+	error
+}
+
+func (e *noPolicy) Error() string {
+	return fmt.Sprintf("there is no policy %q: pannier acl policy apply %s FILE, then pannier agent reload", e.name,
+		printable.Argument(e.name))
+}
+
+func (e *noPolicy) Unwrap() error { return e.error }
 
 // refuse writes an error. If that fails the caller is gone.
 func refuse(w http.ResponseWriter, r *http.Request, err error) {

@@ -132,7 +132,7 @@ func TestTokens(t *testing.T) {
 	clear(l.all)
 	l.fail, l.puts = ledger.ErrPolicyNotFound, 0
 	for range 3 {
-		if got := call("page"); !strings.Contains(got, "ACL policy not found") {
+		if got := call("page"); !strings.Contains(got, "pannier acl policy apply other FILE, then pannier agent reload") {
 			t.Errorf("without its policy: %q", got)
 		}
 	}

@@ -193,8 +193,8 @@ func (s *Successor) expect(ctx context.Context, patience time.Duration, r *repor
 
 func (s *Successor) failed(err error) error {
 	s.End()
-	if last := s.said.String(); last != "" {
-		return fmt.Errorf("%s does not come up: %w: %s", s.Program, err, last)
+	if last := strings.TrimPrefix(s.said.String(), "error: "); last != "" {
+		return fmt.Errorf("%s does not come up: %s", s.Program, last)
 	}
 	return fmt.Errorf("%s does not come up: %w", s.Program, err)
 }

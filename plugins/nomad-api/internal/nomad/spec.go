@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/hashicorp/nomad/api"
 
@@ -46,7 +47,7 @@ func specOf(d *api.CSIVolume, id, namespace string) (*hostv1.VolumeSpec, error) 
 			"them out, or add them there", id, d.AccessMode, d.AttachmentMode)
 	}
 	if o := d.MountOptions; o != nil && (o.FSType != "" || len(o.MountFlags) > 0) {
-		if slices.Contains(o.MountFlags, redacted) {
+		if slices.ContainsFunc(o.MountFlags, func(f string) bool { return strings.HasSuffix(f, redacted) }) {
 			return nil, badRequest("volume %q: a mount flag is %s, as it is shown: give its text", id, redacted)
 		}
 		spec.MountOptions = &hostv1.MountOptions{FsType: o.FSType, MountFlags: o.MountFlags}

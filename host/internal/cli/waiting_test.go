@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+const slowVolume = `id = "slow"
+type = "csi"
+plugin_id = "local"
+capability {
+  access_mode = "single-node-writer"
+  attachment_mode = "file-system"
+}
+`
+
+// A person who waits is told for what: the leader, or what is under way.
+func TestAnnounce(t *testing.T) {
+	for want, leaderless := range map[string]bool{
+		"waiting for the cluster's leader ...": true, "waiting: create volume is under way; last: line break ...": false,
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			f := startFake(t)
+			f.slow, f.leaderless = make(chan struct{}), leaderless
+			keyboard, terminal := openTerminal(t)
+			spec := filepath.Join(t.TempDir(), "slow.hcl")
+			check.NoError(t, os.WriteFile(spec, []byte(slowVolume), 0o600))
+			out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+			check.NoError(t, err)
+			defer out.Close()
+			code := make(chan int)
+			go func() {
+				code <- Main(Options{
+					Args: []string{"-address", "unix://" + f.socket, "volume", "create", spec}, Stdout: out, Stderr: terminal,
+				})
+			}()
+			lines := bufio.NewScanner(keyboard)
+			if !lines.Scan() || strings.TrimSpace(lines.Text()) != want {
+				t.Errorf("it says %q, %v", lines.Text(), lines.Err())
+			}
+			close(f.slow)
+			if got := <-code; got != ExitOK {
+				t.Error(fmt.Errorf("exit code %d", got))
+			}
+		})
+	}
+}
