@@ -126,7 +126,10 @@ require (
 	go.opentelemetry.io/otel/log v1.47.0 // indirect
 )
 
+require filippo.io/age v1.3.2
+
 require (
+	filippo.io/hpke v0.4.0 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/gorilla/websocket v1.5.3 // indirect
 	github.com/hashicorp/cronexpr v1.1.3 // indirect

@@ -319,7 +319,7 @@ func (m *member) serverAddress() string {
 func (m *member) found() error {
 	if m.address == "" {
 		var err error
-		if m.address, err = addressTowards("192.0.2.1:9"); err != nil { // RFC 5737: the default route
+		if m.address, err = addressTowards(anywhere); err != nil {
 			return err
 		}
 	}
@@ -371,13 +371,12 @@ func (m *member) clusterHCL(typ acl.TokenType, datacenter string, joins []string
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("# This host's place in its cluster. pannier cluster init and pannier cluster join write this file.")
-	line("datacenter   = %q", datacenter)
+	line("name         = %q\ndatacenter   = %q", m.cfg.Name, datacenter)
 	if m.cfg.AdvertiseAddr == "" && m.cfg.BindAddr != m.address {
 		line("bind_addr    = %q", m.address)
 	}
 	if joins != nil {
-		list, _ := json.Marshal(joins) // strings
-		line("retry_join   = %s", list)
+		line("retry_join   = [\"%s\"]", strings.Join(joins, `", "`))
 	}
 	line("encrypt_file = %q\n\ntls {\n  ca_file     = %q", gossipKeyFile, authorityFile)
 	if typ == acl.JoinServer {
@@ -446,11 +445,8 @@ func (m *member) join(ctx context.Context, t joinToken, server string) error {
 		}
 	}
 	err = m.restart(ctx, func() error {
-		if single != "" {
-			if err := os.Rename(single, single+".single"); err != nil {
-				return err
-			}
-			m.Note("the ledger of the single host was empty, and is put aside: %s.single", single)
+		if err := m.putAside(single); err != nil {
+			return err
 		}
 		return m.write(signed.GetCertificate(), key, signed.GetJoining().GetGossipKey(), t.typ, authority.GetDatacenter(),
 			signed.GetJoining().GetAddresses())
@@ -467,6 +463,9 @@ func (m *member) join(ctx context.Context, t joinToken, server string) error {
 	}{m.cfg.Name, string(t.typ)}, nil, "%s has joined %s; what it is: pannier node status %[1]s (with a token)", m.cfg.Name,
 		authority.GetDatacenter())
 }
+
+// anywhere is beyond the default route (RFC 5737).
+const anywhere = "192.0.2.1:9"
 
 // addressTowards returns the address from which this host reaches another one. Nothing is sent.
 func addressTowards(other string) (string, error) {
@@ -529,6 +528,15 @@ func (m *member) singleLedger(ctx context.Context) (string, error) {
 			"first server (pannier cluster init) and let the others join it, or delete them first", strings.Join(has, ", ")))
 	}
 	return ledger, nil
+}
+
+// putAside moves the ledger of a single host away; empty: there is none.
+func (m *member) putAside(single string) error {
+	if single == "" {
+		return nil
+	}
+	m.Note("the ledger of the single host has no volume and no workload, and is put aside: %s.single", single)
+	return os.Rename(single, single+".single")
 }
 
 // serviceManagers start and stop the agent of a package, where a folder says that they run this host.

@@ -18,11 +18,12 @@ import (
 	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/internal/atomicfile"
 	escape "github.com/pannier/pannier/internal/printable"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func operatorNoun() noun {
-	return nounOf("operator", "The cluster's servers", nil,
+	return nounOf("operator", "The cluster's servers", archiveVerbs(),
 		nounOf("raft", "Servers that take part in raft", raftVerbs()),
 		nounOf("autopilot", "Automatic maintenance of servers by the leader", autopilotVerbs()),
 		nounOf("snapshot", "Copies of the ledger", ledgerVerbs()),
@@ -339,14 +340,20 @@ func describeSnapshot(_ context.Context, c *call) ([]string, error) {
 }
 
 func restoreSnapshot(ctx context.Context, c *call) error {
-	f, _, err := openSnapshot(c.args[0])
+	resp, err := sendSnapshot(ctx, c.Client, c.args[0])
+	return c.Done(resp, err, "restored the ledger from %s, at index %d", c.args[0], resp.GetSnapshot().GetIndex())
+}
+
+// sendSnapshot replaces the ledger by the copy in a file.
+func sendSnapshot(ctx context.Context, client *api.Client, path string) (*hostv1.RestoreSnapshotResponse, error) {
+	f, _, err := openSnapshot(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer f.Close()
-	stream, err := c.Operator.RestoreSnapshot(ctx)
+	stream, err := client.Operator.RestoreSnapshot(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for chunk := make([]byte, chunkSize); ; {
 		n, err := f.Read(chunk)
@@ -354,17 +361,16 @@ func restoreSnapshot(ctx context.Context, c *call) error {
 			break
 		}
 		if err != nil {
-			return fmt.Errorf("read %s: %w", c.args[0], err)
+			return nil, fmt.Errorf("read %s: %w", path, err)
 		}
 		// The answer has the reason.
 		if err := stream.Send(&hostv1.RestoreSnapshotRequest{Chunk: chunk[:n]}); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return err
+			return nil, err
 		}
 	}
-	resp, err := stream.CloseAndReceive()
-	return c.Done(resp, err, "restored the ledger from %s, at index %d", c.args[0], resp.GetSnapshot().GetIndex())
+	return stream.CloseAndReceive()
 }
 
 // openSnapshot opens a file and checks that it is a complete snapshot.

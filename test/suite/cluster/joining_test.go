@@ -53,7 +53,7 @@ type member struct {
 // becomes runs pannier cluster init or join on a host.
 func becomes(t *testing.T, on *testhost.Host, args ...string) *member {
 	t.Helper()
-	m := &member{on: on, cmd: on.Command(append([]string{"-o", "json", "cluster"}, args...)...)}
+	m := &member{on: on, cmd: on.Command(append([]string{"-o", "json"}, args...)...)}
 	m.cmd.Args = append(m.cmd.Args, "-config", on.Config, "-own-address", on.Net.Addr.String())
 	m.cmd.Stdout = &m.out
 	stderr, err := m.cmd.StderrPipe()
@@ -119,7 +119,7 @@ func TestJoining(t *testing.T) {
 
 	s1.Start()
 	s1.Run("volume", "create", s1.Write("kept.hcl", localVolume("kept")))
-	m := becomes(t, s1, "init")
+	m := becomes(t, s1, "cluster", "init")
 	m.says(t, "stop the agent")
 	s1.Stop()
 	m.says(t, "start the agent")
@@ -151,13 +151,13 @@ func TestJoining(t *testing.T) {
 	}
 
 	// A token is for one thing only, and the authority must be the token's.
-	becomes(t, s2, "join", made.Node, made.Own).refused(t, 2, "the token is for nodes", "-node")
-	becomes(t, s2, "join", "-node", made.Server, made.Own).refused(t, 2, "the token is for servers")
-	becomes(t, s2, "join", made.Secret, made.Own).refused(t, 2, "no token to join", "pannier cluster token create")
+	becomes(t, s2, "cluster", "join", made.Node, made.Own).refused(t, 2, "the token is for nodes", "-node")
+	becomes(t, s2, "cluster", "join", "-node", made.Server, made.Own).refused(t, 2, "the token is for servers")
+	becomes(t, s2, "cluster", "join", made.Secret, made.Own).refused(t, 2, "no token to join", "pannier cluster token create")
 	typ, rest, _ := strings.Cut(made.Server, ".")
 	authority, secret, _ := strings.Cut(rest, ".")
 	other := strings.Repeat("0", len(authority))
-	becomes(t, s2, "join", typ+"."+other+"."+secret, made.Own).refused(t, 4, "another authority", other)
+	becomes(t, s2, "cluster", "join", typ+"."+other+"."+secret, made.Own).refused(t, 4, "another authority", other)
 
 	// A token to join allows nothing else.
 	thief := s1.Command("volume", "status")
@@ -167,12 +167,12 @@ func TestJoining(t *testing.T) {
 	}
 
 	// A server that was never started, and one with an empty ledger.
-	m = becomes(t, s2, "join", made.Server, made.Own)
+	m = becomes(t, s2, "cluster", "join", made.Server, made.Own)
 	m.says(t, "start the agent")
 	s2.Begin()
 	m.done(t)
 	s3.Start()
-	m = becomes(t, s3, "join", made.Server, made.Own)
+	m = becomes(t, s3, "cluster", "join", made.Server, made.Own)
 	m.says(t, "stop the agent")
 	s3.Stop()
 	m.says(t, "start the agent")
@@ -187,10 +187,10 @@ func TestJoining(t *testing.T) {
 	// that was revoked.
 	n1.Start()
 	n1.Run("volume", "create", n1.Write("old.hcl", localVolume("old")))
-	becomes(t, n1, "join", "-node", made.Node, made.Own).refused(t, 4, `volume "old"`, "pannier cluster init")
+	becomes(t, n1, "cluster", "join", "-node", made.Node, made.Own).refused(t, 4, `volume "old"`, "pannier cluster init")
 	n1.Run("volume", "delete", "old")
 	join := func() *member {
-		m := becomes(t, n1, "join", "-node", made.Node, s2.Net.Addr.String()) // any server signs
+		m := becomes(t, n1, "cluster", "join", "-node", made.Node, s2.Net.Addr.String()) // any server signs
 		return m
 	}
 	agent, err := os.ReadFile(filepath.Join(n1.Config, "agent.hcl"))
@@ -222,11 +222,77 @@ func TestJoining(t *testing.T) {
 		t.Errorf("the tokens are %q", tokens)
 	}
 	n2 := single(t, net, "node-2")
-	becomes(t, n2, "join", "-node", made.Node, made.Own).refused(t, 4, "not known")
+	becomes(t, n2, "cluster", "join", "-node", made.Node, made.Own).refused(t, 4, "not known")
 	again := strings.TrimSpace(s1.Run("cluster", "token", "create", "-node", "-ttl", "10m"))
-	becomes(t, n2, "join", "-node", again, n1.Net.Addr.String()).refused(t, 4, "signs no certificates")
+	becomes(t, n2, "cluster", "join", "-node", again, n1.Net.Addr.String()).refused(t, 4, "signs no certificates")
 
 	renews(t, s1, n1)
+	allServersAreLost(t, net, n1, s1, s2, s3)
+}
+
+// allServersAreLost wipes all servers, recovers the first one on a machine that is new, by an archive, and has another
+// server join it. The node and its claim are there again.
+func allServersAreLost(t *testing.T, net *testnet.TestNet, node *testhost.Host, servers ...*testhost.Host) {
+	t.Helper()
+	first := servers[0]
+	node.Run("volume", "create", node.Write("sealed.hcl", localVolume("sealed")+"secrets {\n  password = \"sealed\"\n}\n"))
+	dir := t.TempDir()
+	passphrase, archive := filepath.Join(dir, "passphrase"), filepath.Join(dir, "archive")
+	if err := os.WriteFile(passphrase, []byte("correct horse\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	first.Run("operator", "backup", "-config", first.Config, "-passphrase-file", passphrase, archive)
+	if data, err := os.ReadFile(archive); err != nil || strings.Contains(string(data), "PRIVATE KEY") || !strings.HasPrefix(string(data), "age-") {
+		t.Errorf("the archive is not sealed: %v", err)
+	}
+	node.Refused(4, []string{"no server of a cluster"}, "operator", "backup", "-config", node.Config, "-passphrase-file", passphrase,
+		filepath.Join(dir, "none"))
+	volumes, keys := node.Run("volume", "list"), node.Run("operator", "secrets", "status")
+	for _, s := range servers {
+		s.Kill()
+		for _, gone := range []string{"data", "etc"} {
+			if err := os.RemoveAll(s.Path(gone)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+
+	first.Write("etc/agent.hcl", fmt.Sprintf("name = \"not-its-name\"\ndata_dir = %q\nplugin_dir = %q\nsocket = %q\n", first.Path("data"),
+		first.PluginDir, first.Socket()))
+	wrong := filepath.Join(dir, "wrong")
+	if err := os.WriteFile(wrong, []byte("incorrect"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, first, "operator", "recover", "-passphrase-file", wrong, archive).refused(t, 2, "incorrect passphrase")
+	m := becomes(t, first, "operator", "recover", "-passphrase-file", passphrase, archive)
+	m.says(t, "start the agent")
+	first.Begin()
+	m.done(t)
+	for what, was := range map[string]string{"volume list": volumes, "operator secrets status": keys} {
+		if is := first.Run(strings.Fields(what)...); is != was {
+			t.Errorf("%s: it was\n%s\nand is\n%s", what, was, is)
+		}
+	}
+
+	// The lost ones are forgotten, and another one joins under an old name.
+	for _, lost := range servers[1:] {
+		first.Eventually(lost.Name+" is forgotten", func() error {
+			if r := first.Try("node", "purge", lost.Name); r.Code != 0 {
+				return errors.New(r.Stderr)
+			}
+			return nil
+		})
+	}
+	second := single(t, net, "server-2b")
+	m = becomes(t, second, "cluster", "join", strings.TrimSpace(first.Run("cluster", "token", "create")), first.Net.Addr.String())
+	m.says(t, "start the agent")
+	second.Begin()
+	m.done(t)
+	awaitVoters(t, first, "server-1", "server-2b")
+	node.AwaitReady()
+	spec := node.Write("user.hcl", "workload \"user\" {\n  volume \"v\" {\n    source = \"sealed\"\n    destination = \"/srv/v\"\n  }\n}\n")
+	node.Run("workload", "start", spec)
+	node.Run("workload", "stop", "user")
 }
 
 // renews checks that the agent of a host replaces a certificate of which less than a third of its time is left.
