@@ -14,10 +14,13 @@ var codeWords = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`rpc error: code = \w+ desc = (?:` + single + `)?|\b` + connect)
 })
 
+// noWords is an error that has a code only.
+var noWords = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`rpc error: code = (\w+) desc =\s*$`) })
+
 // Sentence returns the text of an error without the words of gRPC and Connect for its code.
 func Sentence(text string) string {
 	if !strings.Contains(text, "rpc error: ") && !strings.ContainsRune(text, '_') {
 		return text
 	}
-	return codeWords().ReplaceAllString(text, "")
+	return codeWords().ReplaceAllString(noWords().ReplaceAllString(text, "it answered $1"), "")
 }

@@ -12,7 +12,7 @@
 //   - The unix socket is for root, the agent's own user and one group (by peer credentials). Plain HTTP has health,
 //     metrics and public keys only, since any local user can connect.
 //   - A request is validated completely before anything is done or written.
-//   - No answer, error, log line or metric contains a secret: secrets' values, also those of mount flags, are shown as [REDACTED].
+//   - No answer, error, log line or metric contains a secret: values of secrets, in mount flags too, are [REDACTED].
 //   - Answers are copies. What a query adds is never written back.
 //   - A change that was interrupted can be repeated, and its error says so.
 //   - A call for another node is passed on with its caller's own token, and nothing of the agent's rights (asknode).

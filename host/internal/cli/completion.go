@@ -172,6 +172,8 @@ func silentNode(ctx context.Context, client *api.Client, code int, text string) 
 	if code != ExitRefused || named == nil {
 		return ""
 	}
+	ctx, cancel := context.WithTimeout(ctx, completeTimeout)
+	defer cancel()
 	resp, err := client.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: named[1]})
 	n := resp.GetNode()
 	if err != nil || n.GetStatus() != string(claim.NodeDisconnected) || n.GetLetGoAt() == nil {

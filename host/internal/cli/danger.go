@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -36,7 +37,7 @@ func (d *danger) addTo(cmd *cobra.Command) work {
 		if !canAsk() {
 			return Usage("%s; nobody can be asked without a terminal: if that is what you want, add -yes", risk)
 		}
-		lines, err := d.concerns(ctx, c)
+		lines, err := c.concerned(ctx, d.concerns)
 		if err != nil {
 			c.Note("warning: it is not known whom this concerns: %s", message(err))
 		}
@@ -87,10 +88,19 @@ func workloadsOf(ctx context.Context, c *call) ([]string, error) {
 
 // announce notes whom a command is about to stop. If that is not known, the command itself reports why.
 func (c *call) announce(ctx context.Context, concerns func(context.Context, *call) ([]string, error)) {
-	if lines, err := concerns(ctx, c); err == nil && len(lines) > 0 {
+	if lines, err := c.concerned(ctx, concerns); err == nil && len(lines) > 0 {
 		c.Note("this stops:")
 		c.noteAll(lines)
 	}
+}
+
+// concernPatience bounds looking whom a command concerns: without a leader that is not known.
+const concernPatience = 5 * time.Second
+
+func (c *call) concerned(ctx context.Context, by func(context.Context, *call) ([]string, error)) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, concernPatience)
+	defer cancel()
+	return by(ctx, c)
 }
 
 func (c *call) noteAll(lines []string) {
