@@ -241,7 +241,10 @@ func (m *member) kept() (map[string]string, error) {
 	}
 	_, named := m.cfg.Secrets()
 	for _, path := range append(named, m.cfg.TLS.CA, m.cfg.TLS.Cert, m.cfg.TLS.Key, m.cfg.TLS.CAKey) {
-		if path != "" && !strings.HasPrefix(path, m.dir+"/") {
+		if strings.HasPrefix(path, m.dir+"/") || strings.HasPrefix(path, m.cfg.DataDir+"/") {
+			continue
+		}
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			files[archivedOther+path] = path
 		}
 	}

@@ -372,7 +372,7 @@ func (m *member) clusterHCL(typ acl.TokenType, datacenter string, joins []string
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("# This host's place in its cluster. pannier cluster init and pannier cluster join write this file.")
 	line("name         = %q\ndatacenter   = %q", m.cfg.Name, datacenter)
-	if m.cfg.AdvertiseAddr == "" && m.cfg.BindAddr != m.address {
+	if m.cfg.AdvertiseAddr == "" {
 		line("bind_addr    = %q", m.address)
 	}
 	if joins != nil {
