@@ -193,7 +193,6 @@ func TestOperations(t *testing.T) {
 	p.voters(server, 3)
 
 	p.lose(here)
-	p.loseAll()
 }
 
 // gossipKey replaces the gossip key.
@@ -284,34 +283,4 @@ func (p *pages) lose(here []string) {
 	p.run(second, "disaster-recovery.md", "rejoin")
 	second.AwaitReady()
 	p.voters(first, 2)
-}
-
-// loseAll starts a new cluster from a backup.
-func (p *pages) loseAll() {
-	p.t.Helper()
-	first, second := p.c.Host("server-1"), p.c.Host("server-2")
-	first.Kill()
-	second.Kill()
-	for _, h := range []*testhost.Host{first, second} {
-		if err := os.RemoveAll(h.Path("data/ledger")); err != nil {
-			p.t.Fatal(err)
-		}
-		config, err := os.ReadFile(h.Path("agent.hcl"))
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		h.Write("agent.hcl", strings.Replace(string(config), "bootstrap_expect = 3", "bootstrap_expect = 2", 1))
-		h.Begin()
-	}
-	for _, h := range []*testhost.Host{first, second} {
-		h.AwaitReady()
-		p.run(h, "disaster-recovery.md", "keys")
-	}
-	p.run(first, "disaster-recovery.md", "restore")
-	p.sees(second, "data")
-	// Starting the driver needs the volume's secret, which can be decrypted because the backup contains the
-	// key.
-	second.AwaitDrivers()
-	second.Run("workload", "start", p.c.Workload(second, "next", "data"))
-	second.Run("workload", "stop", "next")
 }
