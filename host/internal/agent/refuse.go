@@ -28,7 +28,7 @@ const (
 
 // Refuse answers the calls that wait at the service manager's sockets with why the agent does not come up. A call that
 // waits starts the service again at once, for ever. refused is false if this process has no such sockets.
-func Refuse(why error) (refused bool, err error) {
+func Refuse(ctx context.Context, why error) (refused bool, err error) {
 	sockets := handover.NewSockets(nil)
 	if err := sockets.Activate(); err != nil {
 		return false, err
@@ -47,7 +47,7 @@ func Refuse(why error) (refused bool, err error) {
 		serving.Go(func() { _ = server.Serve(waiting{l.(*net.UnixListener)}) }) // ends with the calls that wait
 	}
 	serving.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), refuseWithin)
+	ctx, cancel := context.WithTimeout(ctx, refuseWithin)
 	defer cancel()
 	if ended := server.Shutdown(ctx); ended != nil {
 		err = errors.Join(err, fmt.Errorf("refuse the calls that wait: %w", ended))

@@ -127,7 +127,7 @@ func (f *agentFlags) run(ctx context.Context, a *cli.App, cmd *cobra.Command, ru
 		}
 	}()
 	if err != nil && !f.check && !f.try {
-		if refused, failed := agent.Refuse(err); refused {
+		if refused, failed := agent.Refuse(ctx, err); refused {
 			return errors.Join(cli.Coded(agent.ExitConfig, err), failed)
 		}
 	}
