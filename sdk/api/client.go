@@ -198,6 +198,10 @@ func (d doer) Do(req *http.Request) (*http.Response, error) {
 		req.Header.Set(TokenHeader, d.token)
 	}
 	resp, err := d.client.Do(req)
+	if err == nil && resp.Header.Get(NotUpHeader) != "" {
+		why := notUp(resp.Header.Get(NotUpHeader))
+		return nil, &UnreachableError{Err: errors.Join(why, resp.Body.Close())}
+	}
 	for err == nil && resp.StatusCode == http.StatusRequestTimeout && req.GetBody != nil {
 		_ = resp.Body.Close() // it has none
 		if req.Body, err = req.GetBody(); err == nil {

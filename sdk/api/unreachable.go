@@ -19,11 +19,22 @@ type UnreachableError struct {
 	Err     error
 }
 
+// NotUpHeader is in the answer of an agent that does not come up: the reason.
+const NotUpHeader = "X-Pannier-Not-Up"
+
+// notUp is why an agent does not come up.
+type notUp string
+
+func (e notUp) Error() string { return string(e) }
+
 // Error names the address, the cause and a remedy.
 func (e *UnreachableError) Error() string {
 	path, isUnix := strings.CutPrefix(e.Address, "unix://")
 	verification := (*tls.CertificateVerificationError)(nil)
+	why := notUp("")
 	switch {
+	case errors.As(e.Err, &why):
+		return why.Error()
 	case isUnix && errors.Is(e.Err, fs.ErrNotExist):
 		return fmt.Sprintf("no agent at %s: there is no such socket; %s, or tell where it is with -address or PANNIER_ADDR",
 			e.Address, howToStart(" (pannier agent, or pannier agent -dev to try it out)"))

@@ -40,6 +40,27 @@ var releases = []mutant{
 		pkg: "./cluster/state", run: "^TestWatch$",
 	},
 	{
+		name: "deleted-where-it-is-not", promise: "a volume is deleted by a controller of its place, not by one that lacks it",
+		in: "host/internal/csi/controllers", decl: "inPlaces",
+		old: "		if d.Nodes[node].Type == claim.ControllerService || isIn(node) {\n",
+		new: "		if d.Nodes[node].Type != \"\" || isIn(node) {\n",
+		pkg: "./host/internal/csi/controllers", run: "^TestOnlyControllersOfThePlaceAreAsked$",
+	},
+	{
+		name: "dead-node-with-healthy-drivers", promise: "the drivers of a node that is down do not count as healthy",
+		in: "cluster/claim", decl: "Node.Seen",
+		old: "	if n.Ready() {\n",
+		new: "	if n.Ready() || n.Status == NodeDown {\n",
+		pkg: "./cluster/state", run: "^TestDriversOfANodeThatIsDown$",
+	},
+	{
+		name: "driver-blamed-on-its-plugin", promise: "a driver's error does not count for the plugin's health",
+		in: "host/internal/pluginhost/supervisor", decl: "counted.Invoke",
+		old: "		own = nil // the plugin has done its part: it passed on a driver's error\n",
+		new: "		own = err\n",
+		pkg: "./host/internal/pluginhost/supervisor", run: "^TestRelayedErrorsDoNotCount$",
+	},
+	{
 		name: "detached-in-vain", promise: "a claim is freed after the volume is detached, never before",
 		in: "host/internal/peer/watcher", decl: "Watcher.controllerDetach",
 		old: "	_, err = w.Controllers.Detach(ctx, v, ",

@@ -587,7 +587,7 @@ var workloads = []mutant{
 	{
 		name: "starts-with-an-empty-credential", promise: "a unit whose secret cannot be read does not start with an empty one",
 		in: "host/internal/consul/credentials", decl: "Server.answer",
-		old: "		secret = make([]byte, maxCredentials+1)\n",
+		old: "		secret = nothing\n",
 		new: "		secret = nil\n",
 		pkg: credentialsPkg, run: "^TestWhoGetsACredential$",
 	},

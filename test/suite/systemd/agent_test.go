@@ -201,3 +201,29 @@ func (h *host) reportsItself() {
 		h.t.Errorf("%d processes of the agent's plugin and driver are found", ours)
 	}
 }
+
+// TestBrokenConfiguration starts an agent with a mistake in its configuration: it stays down, and each call is answered
+// with the mistake. The first call after it is corrected starts the agent.
+func TestBrokenConfiguration(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "pannier.socket")
+	h.Boot()
+	h.is("pannier.service", "active")
+	h.Write("/etc/pannier/x.hcl", "bind_adr = \"127.0.0.1\"\n", 0o644)
+	if out, err := h.Try("systemctl", "restart", "pannier.service"); err == nil {
+		t.Errorf("the service has started: %s", out)
+	}
+	for range 2 {
+		h.refused(5, []string{"pannier.service does not come up", "/etc/pannier/x.hcl:1", `"bind_adr"`, `"bind_addr"`}, "pannier", "status")
+		h.becomes("pannier.service", "failed")
+	}
+	if n := h.show("pannier.service", "NRestarts"); n != "0" {
+		t.Errorf("it was restarted %s times", n)
+	}
+	h.is("pannier.socket", "active")
+	h.Write("/etc/pannier/x.hcl", "", 0o644)
+	if err := h.answers(); err != nil {
+		t.Errorf("a call does not start the agent: %v\n%s", err, h.Journal())
+	}
+	h.becomes("pannier.service", "active")
+}

@@ -103,8 +103,8 @@ func (d controller) ValidateVolumeCapabilities(_ context.Context,
 	}}, nil
 }
 
-// GetCapacity returns the free space of the host's disk; none for another node's topology. Unsupported parameters or capabilities are an error, which
-// says more than no capacity.
+// GetCapacity returns the free space of the host's disk; none for another node's topology. Unsupported parameters or
+// capabilities are an error, which says more than no capacity.
 func (d controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	minimum, err := minimumFor(req)
 	if err != nil {

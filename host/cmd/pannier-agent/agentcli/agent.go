@@ -127,6 +127,11 @@ func (f *agentFlags) run(ctx context.Context, a *cli.App, cmd *cobra.Command, ru
 			err = errors.Join(err, removeTemporary(a, temporary))
 		}
 	}()
+	if err != nil && !f.check && !f.try {
+		if refused, failed := agent.Refuse(ctx, err); refused {
+			return errors.Join(cli.Coded(agent.ExitConfig, err), failed)
+		}
+	}
 	if err != nil {
 		return err
 	}

@@ -182,7 +182,8 @@ func unread(s Status, what string, err error, command string) []Finding {
 // unanswered reports whether an error says that nobody has answered.
 func unanswered(err error) bool {
 	code := connect.CodeOf(err)
-	return code == connect.CodeUnavailable || code == connect.CodeDeadlineExceeded || errors.Is(err, context.DeadlineExceeded)
+	return code == connect.CodeUnavailable || code == connect.CodeDeadlineExceeded ||
+		errors.Is(err, context.DeadlineExceeded)
 }
 
 // or returns the problems, or if there are none that all is well.

@@ -110,14 +110,33 @@ func (s *Server) answer(conn net.Conn) {
 	}
 	if err != nil {
 		s.cfg.Log.Warn("a unit gets no credential, and does not start", "unit", r.unit, "credential", r.name, "error", err)
-		// To systemd, an empty answer is an empty credential. Of one that is too long it says so, and the unit fails.
-		secret = make([]byte, maxCredentials+1)
+		secret = nothing
 	}
 	if _, werr := conn.Write(secret); werr != nil && err == nil {
 		s.cfg.Log.Warn("a credential was not read to its end", "unit", r.unit, "credential", r.name, "error", werr)
 	} else if err == nil {
 		s.cfg.Log.Info("a unit has loaded a credential", "unit", r.unit, "credential", r.name, "workload", of)
 	}
+}
+
+// nothing is no credential: to systemd an empty answer is an empty credential. Of one that is too long it says so, and
+// the unit fails.
+var nothing = make([]byte, maxCredentials+1)
+
+// Asks reports whether a connection asks for a credential, and not for the API.
+func Asks(conn net.Conn) bool {
+	address, unix := conn.RemoteAddr().(*net.UnixAddr)
+	if !unix {
+		return false
+	}
+	_, _, named := parse(address.Name)
+	return named
+}
+
+// Refuse answers a unit that it gets no credential.
+func Refuse(conn net.Conn) error {
+	_, err := conn.Write(nothing)
+	return err
 }
 
 // request is what a process wants to load.

@@ -255,7 +255,8 @@ func TestABoundNode(t *testing.T) {
 		t.Errorf("asked about another namespace's volume were %v", got)
 	}
 	m.bound["n1"] = m.bound["n2"]
-	if _, err := c.Create(t.Context(), other, nil); err == nil || !strings.Contains(err.Error(), "bound to the namespaces") {
+	if _, err := c.Create(t.Context(), other, nil); err == nil ||
+		!strings.Contains(err.Error(), "bound to the namespaces") {
 		t.Errorf("no controller is left: %v", err)
 	}
 	for _, node := range []string{"n1", "n2"} {

@@ -101,15 +101,15 @@ func (c *Controllers) Place(v claim.Volume, node string, named bool) ([]claim.To
 	if given && !named {
 		return v.Topology.Required, nil
 	}
-	d, err := c.reach.driver(v.PluginID)
-	if err != nil || !placed(d) && !named {
-		return nil, nil // the call to the driver returns the error
+	d, _ := c.reach.driver(v.PluginID) // of one that is not known, the call to it returns the error
+	if !placed(d) && !named {
+		return nil, nil
 	}
 	at, ok := d.Nodes[node]
 	refuse := func(field, format string, args ...any) ([]claim.Topology, error) {
 		return nil, &claim.FieldError{
 			Object: fmt.Sprintf("volume %q", v.VolumeRef), Field: field,
-			Problem: fmt.Sprintf(format, args...) + " (see: pannier driver status " + d.ID + ")",
+			Problem: fmt.Sprintf(format, args...) + " (see: pannier driver status " + v.PluginID + ")",
 		}
 	}
 	switch {
@@ -118,9 +118,9 @@ func (c *Controllers) Place(v claim.Volume, node string, named bool) ([]claim.To
 	case ok && len(at.Topology) > 0:
 		return []claim.Topology{{Segments: at.Topology}}, nil
 	case named && ok:
-		return refuse("node", "%q: driver %q reports no topology there, so its volumes are bound to no node", node, d.ID)
+		return refuse("node", "%q: driver %q reports no topology there, so its volumes are bound to no node", node, v.PluginID)
 	case named:
-		return refuse("node", "%q does not have driver %q", node, d.ID)
+		return refuse("node", "%q does not have driver %q", node, v.PluginID)
 	case len(controllerPlaces(d)) > 1:
 		return refuse("node", "is missing: driver %q is not on node %q, and keeps volumes on the nodes %s; give -node or "+
 			"a topology_request", d.ID, node, strings.Join(slices.Sorted(maps.Keys(d.Nodes)), ", "))

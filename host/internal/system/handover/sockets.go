@@ -84,6 +84,21 @@ func (s *Sockets) Unused() (addresses []string) {
 	return addresses
 }
 
+// Activated returns the service manager's sockets, for a program that serves nothing on them.
+func (s *Sockets) Activated() (all []net.Listener, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range s.inherited {
+		l, failed := net.FileListener(i.file)
+		if failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		all = append(all, l)
+	}
+	return all, err
+}
+
 // Listen returns the listening socket of a name and address that the program before or the service manager has, or
 // opens one. plain: its connections are HTTP/1.1 without TLS.
 func (s *Sockets) Listen(name, address string, plain bool, open func() (net.Listener, error)) (*Listener, error) {
