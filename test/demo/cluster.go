@@ -7,8 +7,10 @@ import (
 
 // clusterStory runs the cluster demo.
 func clusterStory(ctx context.Context, h *host, keep bool) (err error) {
-	s := &clusterTeller{teller: &teller{ctx: ctx, h: h}, names: clusterHosts, servers: clusterServers, pagesOf: "node-2",
-		joins: true}
+	s := &clusterTeller{
+		teller: &teller{ctx: ctx, h: h}, names: clusterHosts, servers: clusterServers, pagesOf: "node-2",
+		joins: true,
+	}
 	defer func() { err = errors.Join(err, s.cleanUp()) }()
 
 	s.say("A folder for all that follows, and five hosts, each with a network of its own. One command each makes them a\n" +

@@ -264,7 +264,8 @@ func (m *member) askCertificate(ctx context.Context) error {
 	}
 	errs := []error{errors.New("no server is known")}
 	for n, s := range m.knownServers() {
-		client := hostv1connect.NewClusterServiceClient(&http.Client{Transport: m.agents, Timeout: renewPatience}, "https://"+s.Name)
+		client := hostv1connect.NewClusterServiceClient(&http.Client{Transport: m.agents, Timeout: renewPatience},
+			"https://"+s.Name)
 		signed, err := client.SignCertificate(ctx, &hostv1.SignCertificateRequest{Name: m.cfg.Name, Request: request})
 		if err == nil {
 			return m.cfg.TLS.Replace(signed.GetCertificate(), key)

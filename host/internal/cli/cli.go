@@ -125,7 +125,8 @@ func (a *App) rootCommand() *cobra.Command {
 	root := nounOf("pannier", "CSI volumes and Consul identities for the workloads of a host",
 		[]verb{eventsVerb(), statusVerb(), monitorVerb(), doctorVerb(), debugVerb()},
 		volumeNoun(), driverNoun(), deviceNoun(), pluginNoun(), workloadNoun(), tokenNoun(), nodeNoun(), serverNoun(),
-		clusterNoun(), operatorNoun(), keyringNoun(), systemNoun(), aclNoun(), tlsNoun(), setupNoun(), importNoun(), selfNoun())
+		clusterNoun(), operatorNoun(), keyringNoun(), systemNoun(), aclNoun(), tlsNoun(), setupNoun(), importNoun(),
+		selfNoun())
 	root.others = []*cobra.Command{completionCommand(a.Printer), agentCommand()}
 	return a.Root(a.tree(root))
 }

@@ -344,7 +344,8 @@ func (m *member) found() error {
 	}
 	gossip := make([]byte, 32)
 	_, _ = rand.Read(gossip) // it never fails
-	return m.write(issued.Cert, issued.Key, base64.StdEncoding.EncodeToString(gossip), acl.JoinServer, m.cfg.Datacenter, nil)
+	return m.write(issued.Cert, issued.Key, base64.StdEncoding.EncodeToString(gossip), acl.JoinServer, m.cfg.Datacenter,
+		nil)
 }
 
 // write writes the files of a host. joins is nil for the first server.
@@ -485,8 +486,8 @@ func askAuthority(ctx context.Context, server string) (*hostv1.GetAuthorityRespo
 		MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, //nolint:gosec // the token has the answer's checksum
 	}}
 	defer stranger.CloseIdleConnections()
-	return hostv1connect.NewClusterServiceClient(&http.Client{Transport: stranger, Timeout: askTimeout}, "https://"+server).
-		GetAuthority(ctx, &hostv1.GetAuthorityRequest{})
+	client := &http.Client{Transport: stranger, Timeout: askTimeout}
+	return hostv1connect.NewClusterServiceClient(client, "https://"+server).GetAuthority(ctx, &hostv1.GetAuthorityRequest{})
 }
 
 // singleLedger returns the ledger that this host has kept alone, which may be put aside; empty: there is none. It is an
@@ -545,7 +546,8 @@ var serviceManagers = []struct {
 	stop, start []string
 }{
 	{
-		"/run/systemd/system", []string{"systemctl", "stop", "pannier.socket", "pannier.service"},
+		"/run/systemd/system",
+		[]string{"systemctl", "stop", "pannier.socket", "pannier.service"},
 		[]string{"systemctl", "enable", "--now", "--no-block", "pannier.socket", "pannier.service"},
 	},
 	{"/run/openrc", []string{"rc-service", "--ifstarted", "pannier", "stop"}, []string{"rc-service", "pannier", "start"}},
@@ -624,7 +626,8 @@ func (m *member) health(ctx context.Context) (h agentHealth, err error) {
 		return h, err
 	}
 	defer resp.Body.Close()
-	return h, json.NewDecoder(resp.Body).Decode(&h)
+	err = json.NewDecoder(resp.Body).Decode(&h)
+	return h, err
 }
 
 // awaitReady waits until the agent has its lease, and a server its vote.

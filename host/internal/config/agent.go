@@ -266,7 +266,7 @@ type GC struct {
 	NodeThreshold time.Duration
 }
 
-// LockFile, in the data directory, is locked by the agent that runs (flock(2)).
+// LockFile is the file of the data directory that a running agent has locked (flock(2)).
 const LockFile = "agent.lock"
 
 // Defaults that help texts show.

@@ -147,7 +147,7 @@ func TestFirstDay(t *testing.T) {
 	shows(node, "pannier workload start /root/app.hcl")
 	refuses(first, "pannier volume delete data", "app")
 	shows(node, "pannier workload stop app")
-	images := func() string { return node.Run("find", "/var/lib/pannier/volumes", "-name", "*data*") }
+	images := func() string { return node.Run("find", "/var/lib/pannier/volumes", "-name", "*.img") }
 	if images() == "" {
 		t.Error("the volume has no file on its host")
 	}

@@ -113,7 +113,9 @@ func (r *Resolver) ResolveHash(ctx context.Context, hash string) (Identity, erro
 		return Identity{}, fmt.Errorf("%w: token %q (accessor %s) ended at %s", ledger.ErrExpired, g.Token.Name, g.Token.Accessor,
 			g.Token.ExpiresAt.UTC().Format(time.RFC3339))
 	}
-	id := Identity{Accessor: g.Token.Accessor, Name: g.Token.Name, Type: g.Token.Type, ExpiresAt: g.Token.ExpiresAt, Rules: Management}
+	id := Identity{
+		Accessor: g.Token.Accessor, Name: g.Token.Name, Type: g.Token.Type, ExpiresAt: g.Token.ExpiresAt, Rules: Management,
+	}
 	if g.Token.Type != ledger.Management {
 		id.Rules = r.compiled(g.Policies)
 	}
