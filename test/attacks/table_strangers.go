@@ -21,6 +21,20 @@ var ofStrangers = []attack{
 		remains: "health, metrics and public keys are open",
 	},
 	{
+		who: stranger, tries: "join the cluster: with no token to join, one of another kind, one that was revoked, or, with a good one, under the name of a host that it has",
+		stops: "the token's type, and the names of members and nodes",
+		pkg:   "./test/suite/cluster", run: "^TestJoining$",
+		worked:  "with the look at the names left out: server-3: exit status 0, want the code 4",
+		remains: "a good token, until it expires: its holder becomes a host of a new name",
+	},
+	{
+		who: stranger, tries: "stand between a host that joins and the servers, to learn the gossip key or sign its certificate",
+		stops: "the checksum of the authority in the token",
+		pkg:   "./test/suite/cluster", run: "^TestJoining$",
+		worked:  "with the comparison left out: server-2: exit status 1, want the code 4",
+		remains: "who has seen the token knows the secret in it",
+	},
+	{
 		who: stranger, tries: "do the same on the agents of a real cluster",
 		stops: "the handshake: ALPN says what a connection is for",
 		pkg:   suitePkg, run: "^TestIntruders$/^certificates$",
