@@ -36,7 +36,7 @@ AT_ONCE   = -p 4
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
-MODULES     := . sdk sdk/conformance drivers/csi-local test/suite examples/plugins/dirs examples/plugins/plain examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
+MODULES     := . sdk sdk/conformance drivers/csi-local test/suite examples/plugins/dirs examples/plugins/plain examples/plugins/volumes-page tools tools/buf tools/consul tools/consul-1.22 tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
 # ./... leaves out modules below this one.
 PACKAGES    := ./... ./sdk/... ./sdk/conformance/... ./drivers/csi-local/... ./test/suite/...
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
@@ -188,6 +188,10 @@ docker-head: ## Run the tests of Docker with moby's newest release, built into t
 hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin, and its first version into the cache
 	@mkdir -p bin
 	@install -m 0755 "$$(go run ./test/lib/hostpath/cmd/hostpath-build '$(CACHE)')" bin/hostpathplugin
+
+.PHONY: consul-1.22
+consul-1.22: envoy ## Run the tests of bootstraps and of the mesh against Consul 1.22 too (root; builds it once, about five minutes)
+	PANNIER_TEST_CONSUL=consul-1.22 go test -count=1 -timeout 30m ./plugins/envoy-bootstrap/... ./test/suite/e2e -run 'Parity|Mesh|Bootstrap'
 
 .PHONY: consul
 consul: ## Build the Consul of the tests into the cache (about four minutes, once)

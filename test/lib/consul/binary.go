@@ -1,6 +1,7 @@
 package consul
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -33,7 +34,9 @@ func build(cache string) (path string, err error) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		return "", fmt.Errorf("lock Consul's build: %w", err)
 	}
-	cmd := exec.Command(filepath.Join(testbin.Root(), "tools", "tool"), "consul")
+	// Another version than the usual one is a tool of its own: consul-1.22.
+	tool := cmp.Or(os.Getenv("PANNIER_TEST_CONSUL"), "consul")
+	cmd := exec.Command(filepath.Join(testbin.Root(), "tools", "tool"), tool)
 	var messages strings.Builder
 	cmd.Stderr = &messages
 	out, err := cmd.Output()

@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// consulCases are the cases of Consul's own test of its command, by their names there, and the row with such an input.
-// A case without a row is not the same here, with the reason.
+// consulCases are the cases of the test of its command that Consul 1.19 and 1.22 have, by their names there, and the row
+// with such an input. A case without a row is not the same here, with the reason.
 var consulCases = []struct{ name, row, reason string }{
 	{name: "defaults", row: "sidecar"},
 	{name: "defaults-nodemeta", row: "node name"},
@@ -61,6 +61,28 @@ var consulCases = []struct{ name, row, reason string }{
 	{name: "envoy-readiness-probe", row: "ready"},
 }
 
+// laterCases are those that Consul 1.22 has beside them: of each case on a host with both stacks, where ::1 is in place
+// of 127.0.0.1, and of gateways without an address.
+var laterCases = []struct {
+	names []string // of the cases that they are variants of
+	// suffix follows the case's name, and row is that of what is different.
+	suffix, row string
+}{
+	{[]string{"admin-bind-flag", "defaults"}, "-with-dual-stack", "admin on IPv6"},
+	{[]string{"grpc-addr-flag"}, "-with-dual-stack", "xds by IPv6"},
+	{[]string{
+		"access-log-path", "custom-bootstrap", "defaults-nodemeta", "deprecated-grpc-addr-config", "existing-ca-file",
+		"existing-ca-path", "extra_-multiple", "extra_-single", "grpc-addr-env", "grpc-addr-unix", "grpc-addr-unix-with-tls",
+		"grpc-tls-addr-config", "prometheus-metrics", "prometheus-metrics-tls-ca-file", "prometheus-metrics-tls-ca-path",
+		"stats-config-override", "telemetry-collector", "token-arg", "token-env", "token-file-arg", "token-file-env",
+		"xds-addr-config", "zipkin-tracing-config",
+	}, "-dualstack", "admin on IPv6"},
+	{[]string{
+		"ingress-gateway-no-auto-register", "ingress-gateway-register-with-service-and-proxy-id",
+		"ingress-gateway-register-with-service-without-proxy-id", "ingress-gateway",
+	}, "-without-address", "ingress gateway found by its kind"}, // the port is the registration's
+}
+
 // checkCases checks that the row of each case was compared, and needed no difference but the spelling of a list.
 func checkCases(t *testing.T, rows map[string][]byte, used map[string][]string) {
 	t.Helper()
@@ -82,6 +104,17 @@ func checkCases(t *testing.T, rows map[string][]byte, used map[string][]string) 
 	}
 	if len(seen) != 40 || same < 36 {
 		t.Errorf("%d of %d cases are the same, want 36 of 40", same, len(seen))
+	}
+	for _, l := range laterCases {
+		if rows[l.row] == nil {
+			t.Errorf("cases %s: no row %q was compared", l.suffix, l.row)
+		}
+		for _, name := range l.names {
+			seen[name+l.suffix] = true
+		}
+	}
+	if len(seen) != 70 { // of Consul 1.22
+		t.Errorf("%d cases, want 70", len(seen))
 	}
 }
 
