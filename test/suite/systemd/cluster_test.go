@@ -14,6 +14,9 @@ import (
 // cluster are machines with the package installed, on one network.
 func cluster(t *testing.T, names ...string) (hosts []*host) {
 	t.Helper()
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("needs ip (Debian: iproute2); not covered: a cluster of hosts with the package")
+	}
 	deb := packages(t, "1.0.0", "deb") + "/pannier_1.0.0_" + arch(t) + ".deb"
 	for n, name := range names {
 		h := debian(t)
