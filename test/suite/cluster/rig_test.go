@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -153,6 +154,7 @@ type program struct {
 	id    string
 	file  string // the file that it writes to, as seen on the storage
 	out   strings.Builder
+	cmd   *exec.Cmd
 	ended chan struct{}
 }
 
@@ -171,6 +173,7 @@ func run(t *testing.T, c *testcluster.Cluster, on *testhost.Host, id, volume str
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	p.cmd = cmd
 	go func() { _ = cmd.Wait(); close(p.ended) }()
 	t.Cleanup(func() { _ = cmd.Process.Kill(); <-p.ended })
 	p.writesOn(t)
@@ -191,7 +194,8 @@ func (p *program) writesOn(t *testing.T) {
 	p.on.Eventually("workload "+p.id+" writes", func() error {
 		select {
 		case <-p.ended:
-			t.Fatalf("workload %s ended: %s", p.id, p.out.String())
+			events := p.on.Try("events", "-since", "10m", "-topic", "workload")
+			t.Fatalf("workload %s ended: %v: %s\n%s", p.id, p.cmd.ProcessState, p.out.String(), events.Stdout)
 		default:
 		}
 		if size() <= before {
