@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -11,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -87,17 +89,26 @@ func joinVerb() verb {
 	return verb{
 		use: "join TOKEN ADDRESS", short: "Make this host a server or a node of a cluster",
 		long: `Make this host a server of the cluster, or with -node a node, by a token of pannier cluster
-token create. ADDRESS is that of any server of the cluster, with the port of its API if that is
-not 7420. The token says which authority to trust; the host's private key never leaves it. It
-writes cluster.hcl, starts the agent again, and waits until that has a vote or a lease. The
-ledger of a single host is put aside if no volume and no workload is in it.`,
+token create, which is read from standard input if it is -. ADDRESS is that of any server of the
+cluster, with the port of its API if that is not 7420. The token says which authority to trust;
+the host's private key never leaves it. It writes cluster.hcl, starts the agent again, and waits
+until that has a vote or a lease. The ledger of a single host is put aside if no volume and no
+workload is in it.`,
 		example: "-node join-node.5c1f….MWZ6… 192.0.2.11",
 		flags: func(f *pflag.FlagSet) {
 			joinFlags(f, &dir, &address)
 			f.BoolVar(&node, "node", false, "a node, which runs workloads and keeps no ledger")
 		},
 		local: func(ctx context.Context, c *call) error {
-			token, err := parseJoinToken(c.args[0], node)
+			text := c.args[0]
+			if text == "-" { // other users of the host can read arguments
+				line, err := bufio.NewReader(os.Stdin).ReadString('\n')
+				if err != nil && !errors.Is(err, io.EOF) {
+					return err
+				}
+				text = strings.TrimSpace(line)
+			}
+			token, err := parseJoinToken(text, node)
 			if err != nil {
 				return err
 			}

@@ -54,9 +54,13 @@ type member struct {
 // becomes runs pannier cluster init or join on a host.
 func becomes(t *testing.T, on *testhost.Host, args ...string) *member {
 	t.Helper()
+	input := ""
+	if n := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "join-node.") }); n >= 0 {
+		input, args[n] = args[n]+"\n", "-"
+	}
 	m := &member{on: on, cmd: on.Command(append([]string{"-o", "json"}, args...)...)}
 	m.cmd.Args = append(m.cmd.Args, "-config", on.Config, "-own-address", on.Net.Addr.String())
-	m.cmd.Stdout = &m.out
+	m.cmd.Stdout, m.cmd.Stdin = &m.out, strings.NewReader(input)
 	stderr, err := m.cmd.StderrPipe()
 	if err == nil {
 		err = on.Net.Do(m.cmd.Start)
@@ -190,9 +194,8 @@ func TestJoining(t *testing.T) {
 	n1.Run("volume", "create", n1.Write("old.hcl", localVolume("old")))
 	becomes(t, n1, "cluster", "join", "-node", made.Node, made.Own).refused(t, 4, `volume "old"`, "pannier cluster init")
 	n1.Run("volume", "delete", "old")
-	join := func() *member {
-		m := becomes(t, n1, "cluster", "join", "-node", made.Node, s2.Net.Addr.String()) // any server signs
-		return m
+	join := func() *member { // any server signs
+		return becomes(t, n1, "cluster", "join", "-node", made.Node, s2.Net.Addr.String())
 	}
 	agent, err := os.ReadFile(filepath.Join(n1.Config, "agent.hcl"))
 	if err != nil {
