@@ -182,7 +182,10 @@ func callAs(t *testing.T, h *host, uid uint32, groups ...uint32) (ok bool, outpu
 	program := check.Must(os.ReadFile(exe))(t)
 	copied := filepath.Join(filepath.Dir(h.cfg.Socket), "child")
 	if _, err := os.Stat(copied); err != nil {
-		check.NoError(t, os.WriteFile(copied, program, 0o755))
+		syscall.ForkLock.RLock() // else a child that is being forked has it open, and it cannot be executed
+		err := os.WriteFile(copied, program, 0o755)
+		syscall.ForkLock.RUnlock()
+		check.NoError(t, err)
 	}
 	cmd := exec.Command(copied)
 	cmd.Env = []string{"PANNIER_TEST_CALL=" + h.cfg.Socket, "PATH=" + os.Getenv("PATH")}
