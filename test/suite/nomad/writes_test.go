@@ -33,7 +33,7 @@ func definitions(t *testing.T, r *rig) {
 	for _, v := range []*api.CSIVolume{made, got} {
 		if v.ID != "full" || v.Name != "the full one" || v.Namespace != "shop" || v.PluginID != "hostpath" ||
 			v.RequestedCapacityMin != 1<<20 || v.RequestedCapacityMax != 1<<30 || v.Capacity < 1<<20 || v.ExternalID == "" ||
-			len(v.RequestedCapabilities) != 2 || v.MountOptions.FSType != "ext4" || v.MountOptions.MountFlags[0] != "noatime" ||
+			len(v.RequestedCapabilities) != 2 || v.MountOptions.FSType != "ext4" || v.MountOptions.MountFlags[0] != "[REDACTED]" ||
 			v.Secrets["password"] != "[REDACTED]" || v.Parameters["note"] != "fast" ||
 			len(v.RequestedTopologies.Preferred) != 1 || v.CreateIndex == 0 {
 			t.Errorf("volume %+v", v)

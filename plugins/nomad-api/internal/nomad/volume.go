@@ -51,7 +51,9 @@ func volumeOf(v *hostv1.Volume) *api.CSIVolume {
 		}
 	}
 	if o := spec.GetMountOptions(); o != nil {
-		shown.MountOptions = &api.CSIMountOptions{FSType: o.GetFsType(), MountFlags: o.GetMountFlags()}
+		shown.MountOptions = &api.CSIMountOptions{
+			FSType: o.GetFsType(), MountFlags: slices.Repeat([]string{redacted}, len(o.GetMountFlags())),
+		}
 	}
 	for _, c := range spec.GetCapabilities() {
 		shown.RequestedCapabilities = append(shown.RequestedCapabilities, &api.CSIVolumeCapability{
