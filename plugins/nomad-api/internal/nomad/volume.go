@@ -1,6 +1,8 @@
 package nomad
 
 import (
+	"slices"
+
 	"github.com/hashicorp/nomad/api"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
