@@ -113,7 +113,7 @@ func (r *rig) decode(into any, args ...string) {
 // changing are keys whose values depend on time, order, or the driver's present health. A call in the middle of which
 // something was killed stays unanswered.
 var changing = regexp.MustCompile(
-	`^(csi\.storage\.k8s\.io/pod\.uid|run|run_id|index|.*Index|.*At|.*_at|boot_id|device|disk|unique|(nodes|controllers)(Healthy|Expected)|driverHealthy|driverMessage|provider|providerVersion|start_time|started_on|pid|token|.*_sum|unanswered|admin_port|ready_port)$`)
+	`^(csi\.storage\.k8s\.io/pod\.uid|run|run_id|.*index|.*_at|boot_id|device|disk|unique|(nodes|controllers)_(healthy|expected)|driver_healthy|driver_message|provider|provider_version|start_time|started_on|pid|token|.*_sum|unanswered|admin_port|ready_port)$`)
 
 var (
 	loopNumber = regexp.MustCompile(`/dev/loop\d+`)

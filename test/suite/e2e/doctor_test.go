@@ -188,7 +188,7 @@ func TestDoctor(t *testing.T) {
 
 	m.Kill()
 	code, problems := examined(m)
-	if f := problems["agent"]; code != 1 || f.Status != "fail" || !strings.Contains(f.Command, "systemctl status pannier") {
+	if f := problems["agent"]; code != 1 || f.Status != "fail" || !strings.Contains(f.Command, "journalctl -u pannier") {
 		t.Errorf("an agent that was killed is %d, %+v", code, problems)
 	}
 	m.Start()

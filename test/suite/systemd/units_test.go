@@ -145,7 +145,7 @@ func TestWorkloadUnitWithACLs(t *testing.T) {
 	h.Write("/etc/pannier/agent.hcl", h.Read("/etc/pannier/agent.hcl")+"acl {\n  enabled = true\n  socket_root = false\n}\n", 0o644)
 	h.Run("systemctl", "restart", "pannier.service")
 	h.refused(1, nil, "systemctl", "start", "redis.service")
-	h.refused(3, []string{"without a token"}, "systemctl", "status", "--lines=20", "pannier-workload@redis.service")
+	h.refused(3, []string{"this call has no token"}, "systemctl", "status", "--lines=20", "pannier-workload@redis.service")
 
 	h.Write("/root/mount.hcl", page(t, "mount.md", "<!-- policy: mount -->\n```hcl\n"), 0o600)
 	h.Run("sh", "-c", "PANNIER_TOKEN=$(pannier acl bootstrap | sed -n 's/^Secret *//p') && export PANNIER_TOKEN\n"+
