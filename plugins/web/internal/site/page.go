@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"fmt"
 	"hash/maphash"
 	"net/http"
 	"net/url"
@@ -190,14 +189,11 @@ func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
 	}
 }
 
-// message is an unnamed server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+// message is an unnamed server-sent event. CR, LF and CRLF each end a line of a stream
+// (https://html.spec.whatwg.org/multipage/server-sent-events.html, 9.2.6), as they do in a page.
 func message(text []byte) []byte {
-	var out bytes.Buffer
-	for line := range bytes.Lines(text) {
-		fmt.Fprintf(&out, "data: %s\n", bytes.TrimRight(line, "\r\n"))
-	}
-	out.WriteByte('\n')
-	return out.Bytes()
+	lines := strings.Split(strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.TrimRight(string(text), "\r\n")), "\n")
+	return []byte("data: " + strings.Join(lines, "\ndata: ") + "\n\n")
 }
 
 // stream is one of the API's.
