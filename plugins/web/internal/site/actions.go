@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,8 @@ type action struct {
 	// command is what does the same at a shell.
 	command func(t target) string
 	do      func(ctx context.Context, host *api.Client, t target) error
+	// stops returns the claims and workloads that it ends; nil: it ends none.
+	stops func(ctx context.Context, host *api.Client, t target) ([]*hostv1.Claim, []*hostv1.NodeWorkload, error)
 	// back is the page of the target, and gone says that it is not there afterwards.
 	back func(t target) string
 	gone bool
@@ -36,7 +39,11 @@ type action struct {
 var actions = map[string]action{
 	"detach": {
 		title: "Detach", danger: true, back: volumePage,
-		text: "The workload that has the volume %s on this node is stopped there, and its claim is released.",
+		text: "What has the volume %s on this node is stopped there, and its claim is released.",
+		stops: func(ctx context.Context, host *api.Client, t target) ([]*hostv1.Claim, []*hostv1.NodeWorkload, error) {
+			res, err := host.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: t.Namespace, Id: t.ID})
+			return slices.DeleteFunc(res.GetVolume().GetClaims(), func(c *hostv1.Claim) bool { return c.GetNode() != t.Node }), nil, err
+		},
 		command: func(t target) string {
 			return "pannier volume detach" + inNamespace(t) + " " + t.ID + " " + t.Node
 		},
@@ -82,6 +89,10 @@ var actions = map[string]action{
 		title: "Drain", danger: true, back: nodePage,
 		text:    "The node %s stops all its workloads, the last started first, and starts none until the drain is ended.",
 		command: func(t target) string { return "pannier node drain -enable " + t.ID },
+		stops: func(ctx context.Context, host *api.Client, t target) ([]*hostv1.Claim, []*hostv1.NodeWorkload, error) {
+			res, err := host.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: t.ID})
+			return res.GetClaims(), res.GetWorkloads(), err
+		},
 		do: func(ctx context.Context, host *api.Client, t target) error {
 			_, err := host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID, Enable: true})
 			return err
@@ -147,6 +158,36 @@ type confirmData struct {
 	Target                             target
 	Danger, Typed                      bool
 	Problem                            string
+	// Asked says that the action stops workloads: Stops. StopsWhy says why these are not known.
+	Asked    bool
+	Stops    []stopped
+	StopsWhy string
+}
+
+// stopped is a workload that an action stops, with the volumes that it has there.
+type stopped struct {
+	Name    string
+	Volumes []string
+}
+
+// stoppedBy joins claims and workloads.
+func stoppedBy(claims []*hostv1.Claim, workloads []*hostv1.NodeWorkload) (all []stopped) {
+	of := func(namespace, id string) *stopped {
+		name := qualified(namespace, id)
+		at := slices.IndexFunc(all, func(one stopped) bool { return one.Name == name })
+		if at < 0 {
+			at, all = len(all), append(all, stopped{Name: name})
+		}
+		return &all[at]
+	}
+	for _, w := range workloads {
+		of(w.GetNamespace(), w.GetId())
+	}
+	for _, c := range claims {
+		one := of(c.GetNamespace(), c.GetWorkload())
+		one.Volumes = append(one.Volumes, c.GetVolume())
+	}
+	return all
 }
 
 // confirm shows what an action does, with the form that does it.
@@ -172,10 +213,17 @@ func (s *Site) ask(w http.ResponseWriter, r *http.Request, u user, code int, pro
 	if !ok {
 		return
 	}
-	s.write(w, code, s.of(r, u, "confirm", confirmData{
+	d := confirmData{
 		Action: r.PathValue("action"), Title: a.title, Text: fmt.Sprintf(a.text, qualified(t.Namespace, t.ID)),
 		Command: a.command(t), Back: within(backOr(a, t)), Target: t, Danger: a.danger, Typed: a.typed, Problem: problem,
-	}))
+	}
+	if a.stops != nil {
+		ctx, cancel := context.WithTimeout(u.as(r.Context()), callTimeout)
+		defer cancel()
+		claims, workloads, err := a.stops(ctx, s.API, t)
+		d.Asked, d.Stops, d.StopsWhy = true, stoppedBy(claims, workloads), reason(err)
+	}
+	s.write(w, code, s.of(r, u, "confirm", d))
 }
 
 func backOr(a action, t target) string {

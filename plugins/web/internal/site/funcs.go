@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"math"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -41,6 +42,7 @@ func parse() map[string]*template.Template {
 }
 
 var funcs = template.FuncMap{
+	"nameParts": nameParts, "condition": condition, "prose": prose,
 	"asset": asset, "bytes": size, "ago": ago, "until": until, "left": left, "took": took, "clock": clock, "short": short,
 	"count": count, "percent": percent, "seg": url.PathEscape, "join": strings.Join, "mark": mark, "qualified": qualified,
 	"number": commas,
@@ -135,12 +137,49 @@ func left(t *timestamppb.Timestamp) template.HTML {
 	return "none"
 }
 
-// clock shows a time to the second.
+// clock shows a time to the second, in UTC; the browser's script shows it in the browser's time zone.
 func clock(t *timestamppb.Timestamp) template.HTML {
 	if t == nil {
 		return "–"
 	}
-	return moment(t, t.AsTime().UTC().Format("01-02 15:04:05"))
+	return moment(t, t.AsTime().UTC().Format("01-02 15:04:05")+" UTC")
+}
+
+// times are what messages have of time.
+var times = regexp.MustCompile(`\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\b`)
+
+// prose is a text of the API, with its times as such.
+func prose(text string) template.HTML {
+	return template.HTML(times.ReplaceAllStringFunc(template.HTMLEscapeString(text), func(found string) string {
+		at, err := time.Parse("2006-01-02 15:04:05 UTC", found)
+		if err != nil {
+			return found // such as the 31st of February
+		}
+		return string(moment(timestamppb.New(at), found))
+	}))
+}
+
+// The ends of a long name tell it from others: its last characters are always shown.
+const longName, nameEnd = 22, 9
+
+// nameParts are the beginning of a name, which may be cut short, and its end; short names have no end.
+func nameParts(name string) []string {
+	if runes := []rune(name); len(runes) > longName {
+		return []string{string(runes[:len(runes)-nameEnd]), string(runes[len(runes)-nameEnd:])}
+	}
+	return []string{name}
+}
+
+// condition is under which a command is right, or where: pannier's own commands reach every node, others one.
+func condition(node, command string) string {
+	switch {
+	case strings.HasPrefix(command, "pannier volume detach") && strings.Contains(command, " -force "):
+		return "if the machine is off:"
+	case node == "" || command == "" || strings.HasPrefix(command, "pannier "):
+		return ""
+	default:
+		return "on " + node + ":"
+	}
 }
 
 // took shows a duration.

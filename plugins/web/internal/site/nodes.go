@@ -49,7 +49,7 @@ func (s *Site) nodes(ctx context.Context, _ user, _ *http.Request) (any, error) 
 
 type nodeData struct {
 	leasedNode
-	Runs []*hostv1.NodeWorkload
+	Runs []*hostv1.Workload
 	Held []*hostv1.Claim
 }
 
@@ -58,5 +58,5 @@ func (s *Site) node(ctx context.Context, _ user, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nodeData{leasedNode{Node: res.GetNode()}, res.GetWorkloads(), res.GetClaims()}, nil
+	return nodeData{leasedNode{Node: res.GetNode()}, ofLedger(res), res.GetClaims()}, nil
 }

@@ -38,9 +38,18 @@ const (
 
 // choices are the cluster's nodes, for a page to choose from, or why they are not shown. They need no leader.
 func (h host) choices(ctx context.Context) (names []string, why string) {
+	return h.members(ctx, func(status string) bool { return status != "left" })
+}
+
+// alive are the nodes that gossip hears.
+func (h host) alive(ctx context.Context) (names []string, why string) {
+	return h.members(ctx, func(status string) bool { return status == "alive" })
+}
+
+func (h host) members(ctx context.Context, wanted func(status string) bool) (names []string, why string) {
 	res, err := h.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	for _, m := range res.GetMembers() {
-		if m.GetStatus() != "left" {
+		if wanted(m.GetStatus()) {
 			names = append(names, m.GetName())
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 
 	"github.com/pannier/pannier/plugins/web/internal/trend"
@@ -103,7 +105,8 @@ type chart struct {
 	Min, Max, First, Last string
 	Samples               int
 	// Since is when the first sample was taken, and Hours how long before the last.
-	Since, Hours string
+	Since *timestamppb.Timestamp
+	Hours string
 }
 
 // The size of a chart's coordinates.
@@ -149,7 +152,7 @@ func plot(samples []trend.Sample, of func(trend.Sample) float64, show func(float
 	return chart{
 		Points: line, Dots: dots.String(), Area: fmt.Sprintf("%.1f,%d %s %.1f,%d", left, chartHeight, line, right, chartHeight),
 		Min: show(low), Max: show(high), First: show(of(samples[0])), Last: show(of(last)), Samples: len(samples),
-		Since: time.Unix(samples[0].At, 0).UTC().Format("15:04 UTC"),
+		Since: timestamppb.New(time.Unix(samples[0].At, 0)),
 		Hours: roughly(time.Duration(last.At-samples[0].At) * time.Second),
 	}
 }

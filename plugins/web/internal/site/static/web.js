@@ -1,4 +1,5 @@
-// Says whether the page is kept up to date, and copies a command that is clicked. Pages can be read without it.
+// Says whether the page is kept up to date, shows times in the browser's time zone, and copies a command that is
+// clicked. Pages can be read without it.
 document.addEventListener('htmx:sse:after:message', () => live('live', 'good'));
 document.addEventListener('htmx:sse:error', () => live('not live: reload', 'bad'));
 document.addEventListener('htmx:sse:close', () => live('not live: reload', 'bad'));
@@ -13,6 +14,19 @@ addEventListener('pagehide', () => {
   connection?.abortController.abort();
 });
 addEventListener('pageshow', event => event.persisted && location.reload());
+
+// A time that ends in UTC is shown as the browser's clock shows it; its title has UTC. An update brings UTC again.
+const pad = n => String(n).padStart(2, '0');
+const clocks = () => {
+  for (const e of document.querySelectorAll('time')) {
+    if (!e.textContent.endsWith(' UTC')) continue;
+    const at = new Date(e.dateTime), year = /^\d{4}-/.test(e.textContent) ? at.getFullYear() + '-' : '';
+    e.textContent = year + pad(at.getMonth() + 1) + '-' + pad(at.getDate()) + ' ' +
+      [at.getHours(), at.getMinutes(), at.getSeconds()].map(pad).join(':');
+  }
+};
+new MutationObserver(clocks).observe(document.getElementById('main'), {childList: true, subtree: true, characterData: true});
+clocks();
 
 function live(text, kind) {
   const shown = document.getElementById('live');
