@@ -33,6 +33,7 @@ func TestActions(t *testing.T) {
 
 	b.follow("Detach from a")
 	b.sees(".command", "pannier volume detach data a")
+	b.sees(".stops li", "db")
 	b.press("Detach")
 	b.sees("main", "No workload uses this volume.")
 	r.AwaitFree("data")
@@ -55,6 +56,7 @@ func TestActions(t *testing.T) {
 
 	b.open(r.url("/nodes/a"))
 	b.follow("Drain")
+	b.sees(".stops li", "db")
 	b.press("Drain")
 	b.sees("h1", "draining")
 	r.AwaitFree("data")

@@ -309,8 +309,7 @@ func (b *browser) picture(name string) {
 // widths are those of a desktop, a tablet and a phone.
 var widths = []int64{1280, 820, 390}
 
-// pictures takes those of a page in all widths and both schemes, where make test-browser is asked for them
-// (WIDTHS=1): they are for people.
+// pictures writes what a page looks like in all widths and both colour schemes, if WIDTHS is set in the environment.
 func (b *browser) pictures(name string) {
 	b.t.Helper()
 	if os.Getenv("WIDTHS") == "" {

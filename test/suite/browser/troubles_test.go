@@ -71,21 +71,26 @@ func TestTroubles(t *testing.T) {
 
 	b.open(site + "/volumes/default/full")
 	b.live()
-	b.sees(".events", c.kept.Name)
 	b.until("times are the browser's", `[...document.querySelectorAll(".events time")].every(e => {
 		const local = new Date(e.dateTime).getHours() == Number(e.textContent.slice(6, 8));
 		return local && e.title.endsWith(" UTC") && !e.textContent.includes("UTC");
 	})`)
 	b.pictures("troubles-volume-full")
+	b.open(site + "/drivers/elsewhere")
+	b.live()
+	b.sees(".events", c.kept.Name)
 	b.open(site + "/volumes/default/in-use")
 	b.live()
 	b.sees(".way dd", "on "+c.kept.Name+": "+kill)
+	b.sees(".events", c.kept.Name) // its workload's
 	b.pictures("troubles-volume-in-use")
 
+	b.open(site + "/volumes/default/lost")
+	b.live()
+	b.sees(".way dd", "if the machine is off: pannier volume detach -force")
 	b.open(site + "/releases")
 	b.live()
 	b.sees("tbody td", "on "+c.kept.Name+": "+kill)
-	b.sees("tbody td", "if the machine is off: pannier volume detach -force")
 	b.shape("/releases")
 	b.pictures("troubles-releases")
 

@@ -64,18 +64,9 @@ func (h host) gather(ctx context.Context, u user, host string, patience time.Dur
 			f.errs[what] = err
 		})
 	}
-	look("agent", func() (err error) {
-		f.status, err = h.Agent.Status(ctx, &hostv1.StatusRequest{})
-		return err
-	})
-	look("nodes", func() (err error) {
-		f.nodes, err = h.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
-		return err
-	})
-	look("quorum", func() (err error) {
-		f.health, err = h.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
-		return err
-	})
+	look("agent", answer(ctx, &f.status, h.Agent.Status, &hostv1.StatusRequest{}))
+	look("nodes", answer(ctx, &f.nodes, h.Nodes.ListNodes, &hostv1.ListNodesRequest{}))
+	look("quorum", answer(ctx, &f.health, h.Operator.AutopilotHealth, &hostv1.AutopilotHealthRequest{}))
 	if patience > 0 {
 		look("host", func() (err error) {
 			ctx, cancel := context.WithTimeout(ctx, patience)
@@ -85,10 +76,7 @@ func (h host) gather(ctx context.Context, u user, host string, patience time.Dur
 			return err
 		})
 	}
-	look("tokens", func() (err error) {
-		f.tokens, err = h.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{})
-		return err
-	})
+	look("tokens", answer(ctx, &f.tokens, h.Tokens.ListTokens, &hostv1.ListTokensRequest{}))
 	look("releases", func() (err error) {
 		f.waiting, err = h.waiting(ctx)
 		return err
@@ -98,6 +86,14 @@ func (h host) gather(ctx context.Context, u user, host string, patience time.Dur
 		return nil, err
 	}
 	return f, nil
+}
+
+// answer makes a call whose answer is stored.
+func answer[Q, A any](ctx context.Context, to *A, call func(context.Context, Q) (A, error), req Q) func() error {
+	return func() (err error) {
+		*to, err = call(ctx, req)
+		return err
+	}
 }
 
 // findings are what all checks found, each problem once.
@@ -136,7 +132,7 @@ func (f *facts) findings() (all []finding) {
 func (f finding) bad() bool { return f.State == "fail" || f.State == "warn" }
 
 // fold shows each problem once, at its cause: a node that is lost is one, not one for each of its drivers and releases.
-func fold(all []finding) (shown []finding) {
+func fold(all []finding) []finding {
 	causes := map[string]int{}
 	for n, f := range all {
 		if _, known := causes[f.About]; f.bad() && f.About != "" && !known {
@@ -155,23 +151,15 @@ func fold(all []finding) (shown []finding) {
 	for n, f := range all {
 		if cause := root(n); f.bad() && cause != n {
 			all[cause].With = append(all[cause].With, strings.TrimSuffix(f.Check+": "+f.Text, ": "+all[cause].Text))
+			all[n].Check = ""
 		}
 	}
-	for n, f := range all {
-		if !f.bad() || root(n) == n {
-			shown = append(shown, f)
-		}
-	}
-	return shown
+	return slices.DeleteFunc(all, func(f finding) bool { return f.Check == "" })
 }
 
 // problems are the findings that need somebody, the worst first.
-func problems(all []finding) (bad []finding) {
-	for _, f := range all {
-		if f.bad() {
-			bad = append(bad, f)
-		}
-	}
+func problems(all []finding) []finding {
+	bad := slices.DeleteFunc(slices.Clone(all), func(f finding) bool { return !f.bad() })
 	slices.SortStableFunc(bad, func(a, b finding) int { return cmp.Compare(a.State, b.State) }) // fail before warn
 	return bad
 }
@@ -188,7 +176,6 @@ func or(problems []finding, format string, args ...any) []finding {
 	return fine(format, args...)
 }
 
-// nodeKey and the others name what a finding is about.
 func nodeKey(name string) string         { return "node " + name }
 func driverKey(id, node string) string   { return "driver " + id + " on " + node }
 func pluginKey(name, node string) string { return "plugin " + name + " on " + node }
@@ -217,12 +204,16 @@ func (f *facts) examinedOf() (found []finding) {
 			one.About = pluginKey(d.GetSubject(), host)
 		case "drivers":
 			one.About = driverKey(d.GetSubject(), host)
-			one.Of = []string{pluginKey(f.pluginOf(d.GetSubject()), host)}
+			one.Of = []string{pluginKey("csi-bridge", host)}
 		case "peers": // it begins with the name of the other agent
 			name, _, _ := strings.Cut(d.GetWhy(), " ")
 			one.Of = []string{nodeKey(name)}
 		case "quorum":
-			one.Of = f.lostServers()
+			for _, p := range f.health.GetPeers() {
+				if !p.GetHealthy() {
+					one.Of = append(one.Of, nodeKey(p.GetName()))
+				}
+			}
 		}
 		found = append(found, one)
 	}
@@ -239,32 +230,6 @@ func (f *facts) has(node, driver string) bool {
 	return true
 }
 
-// pluginOf is the plugin through which this host reaches a driver.
-func (f *facts) pluginOf(driver string) string {
-	for _, d := range f.status.GetDrivers() {
-		if d.GetId() == driver && d.GetPlugin() != "" {
-			return d.GetPlugin()
-		}
-	}
-	return "csi-bridge"
-}
-
-// lostServers names the nodes of the servers that are not healthy; none while one of them is a node that is ready.
-func (f *facts) lostServers() (lost []string) {
-	for _, p := range f.health.GetPeers() {
-		if p.GetHealthy() {
-			continue
-		}
-		if slices.ContainsFunc(f.nodes.GetNodes(), func(n *hostv1.Node) bool {
-			return n.GetName() == p.GetName() && n.GetStatus() == readyNode
-		}) {
-			return nil
-		}
-		lost = append(lost, nodeKey(p.GetName()))
-	}
-	return lost
-}
-
 const readyNode = "ready"
 
 func (f *facts) nodesOf() (found []finding) {
@@ -276,12 +241,12 @@ func (f *facts) nodesOf() (found []finding) {
 		switch n.GetStatus() {
 		case "down":
 			one.Text = n.GetName() + " is down: its claims were released"
-			found = append(found, one)
-			continue // nobody reaches its drivers
 		case "disconnected":
 			one.Text = n.GetName() + " sends no heartbeats; it keeps its claims until its lease has ended"
+		}
+		if one.Text != "" {
 			found = append(found, one)
-			continue
+			continue // nobody reaches its drivers
 		}
 		for _, d := range n.GetDrivers() {
 			if !d.GetHealthy() && n.GetName() != f.examinedNode() { // those there are checked more closely

@@ -37,12 +37,6 @@ func TestProblemsOnce(t *testing.T) {
 	if all := problems(lost.findings()); len(all) != 2 {
 		t.Errorf("a lost node, and a volume that is not detached: %+v", all)
 	}
-	// Another server is not healthy, on a node that is.
-	lost.health.Peers = append(lost.health.Peers, &hostv1.RaftPeer{Name: "n3"})
-	if all := problems(lost.findings()); len(all) != 3 {
-		t.Errorf("a lost node, and another server: %+v", all)
-	}
-
 	plugin := &facts{
 		examined: &hostv1.ExamineResponse{Node: "n1", Findings: []*hostv1.Finding{
 			{Check: "plugins", Subject: "csi-bridge", Status: "fail", Why: "csi-bridge is backing off"},

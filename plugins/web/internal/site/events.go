@@ -45,10 +45,7 @@ func (s *Site) events(ctx context.Context, u user, r *http.Request) (any, error)
 	d := eventsData{
 		Node: nodeOf(r), Topic: q.Get("topic"), Since: q.Get("since"), Match: q.Get("match"), Topics: topics, Sinces: sinces,
 	}
-	var wanted []string
-	if slices.Contains(topics, d.Topic) {
-		wanted = []string{d.Topic}
-	} else {
+	if !slices.Contains(topics, d.Topic) {
 		d.Topic = ""
 	}
 	var since time.Time
@@ -60,7 +57,7 @@ func (s *Site) events(ctx context.Context, u user, r *http.Request) (any, error)
 	d.Choices, _ = s.host.choices(ctx)
 	match := strings.ToLower(d.Match)
 	var err error
-	d.Events, err = s.history(ctx, u, r, d.Node, wanted, func(e *hostv1.Event) bool {
+	d.Events, err = s.history(ctx, u, r, d.Node, strings.Fields(d.Topic), func(e *hostv1.Event) bool {
 		return !e.GetTime().AsTime().Before(since) &&
 			strings.Contains(strings.ToLower(e.GetSubject()+" "+e.GetType()+" "+e.GetMessage()), match)
 	})
@@ -84,7 +81,7 @@ func (s *Site) history(ctx context.Context, u user, r *http.Request, node string
 		return nil, err
 	}
 	if node == "" && r.URL.Query().Has(liveParam) {
-		names, _ := s.host.alive(ctx)
+		names, _ := s.host.choices(ctx, "failed", "leaving")
 		names = slices.DeleteFunc(names, func(name string) bool { return name == of })
 		others(ctx, names[:min(len(names), maxOthers)], func(ctx context.Context, node string) ([]event, error) {
 			return s.others.of(u, node+" "+strings.Join(topics, " "), eventsKept, func() ([]event, error) {
@@ -99,10 +96,7 @@ func (s *Site) history(ctx context.Context, u user, r *http.Request, node string
 		}
 	}
 	slices.SortStableFunc(found, func(a, b event) int {
-		if a.Node == b.Node {
-			return cmp.Compare(b.GetSeq(), a.GetSeq())
-		}
-		return b.GetTime().AsTime().Compare(a.GetTime().AsTime())
+		return cmp.Or(b.GetTime().AsTime().Compare(a.GetTime().AsTime()), cmp.Compare(b.GetSeq(), a.GetSeq()))
 	})
 	return found, nil
 }
@@ -115,13 +109,9 @@ func (h host) recent(ctx context.Context, node string, topics []string) (all []e
 	}
 	defer stream.Close()
 	for stream.Receive() {
-		all = append(all, event{stream.Msg().GetEvent(), ""})
+		all = append(all, event{stream.Msg().GetEvent(), stream.ResponseHeader().Get(api.NodeHeader)})
 	}
-	of = stream.ResponseHeader().Get(api.NodeHeader)
-	for n := range all {
-		all[n].Node = of
-	}
-	return all, of, stream.Err()
+	return all, stream.ResponseHeader().Get(api.NodeHeader), stream.Err()
 }
 
 // eventsOf returns the cluster's newest events about an object, or why there are none.

@@ -36,20 +36,12 @@ const (
 	othersAtOnce, maxOthers = 16, 200
 )
 
-// choices are the cluster's nodes, for a page to choose from, or why they are not shown. They need no leader.
-func (h host) choices(ctx context.Context) (names []string, why string) {
-	return h.members(ctx, func(status string) bool { return status != "left" })
-}
-
-// alive are the nodes that gossip hears.
-func (h host) alive(ctx context.Context) (names []string, why string) {
-	return h.members(ctx, func(status string) bool { return status == "alive" })
-}
-
-func (h host) members(ctx context.Context, wanted func(status string) bool) (names []string, why string) {
+// choices are the cluster's nodes, for a page to choose from, or why they are not shown. They need no leader. Those with
+// one of the states of gossip are left out.
+func (h host) choices(ctx context.Context, without ...string) (names []string, why string) {
 	res, err := h.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	for _, m := range res.GetMembers() {
-		if wanted(m.GetStatus()) {
+		if m.GetStatus() != "left" && !slices.Contains(without, m.GetStatus()) {
 			names = append(names, m.GetName())
 		}
 	}

@@ -24,10 +24,8 @@ type overviewData struct {
 	Unexamined bool
 	Nodes      []*hostv1.Node
 	Leader     string
-	Peers      []*hostv1.RaftPeer
 	Voters     int
 	Slack      int64
-	Single     bool
 	Used       chart
 	Stalled    chart
 }
@@ -41,9 +39,6 @@ func (d overviewData) Ready() (n int) {
 	}
 	return n
 }
-
-// Absent counts the nodes that are not ready.
-func (d overviewData) Absent() int { return len(d.Nodes) - d.Ready() }
 
 // DiskUsed is the part of the data directory's file system that is used, in bytes.
 func (d overviewData) DiskUsed() uint64 { return d.Status.GetDataDirSize() - d.Status.GetDataDirFree() }
@@ -61,17 +56,15 @@ func (s *Site) overview(ctx context.Context, u user, r *http.Request) (any, erro
 	if err != nil {
 		return nil, err
 	}
-	d := overviewData{Status: f.status, Nodes: f.nodes.GetNodes(), Peers: f.health.GetPeers(), Unexamined: f.unexamined}
-	d.Single = len(d.Nodes) == 1
-	d.Slack = f.health.GetFailureTolerance()
 	all := f.findings()
-	d.Problems = problems(all)
+	d := overviewData{Status: f.status, Nodes: f.nodes.GetNodes(), Unexamined: f.unexamined, Problems: problems(all)}
+	d.Slack = f.health.GetFailureTolerance()
 	for _, one := range all {
 		if one.State == "not shown" {
 			d.Hidden = append(d.Hidden, one.Check)
 		}
 	}
-	for _, p := range d.Peers {
+	for _, p := range f.health.GetPeers() {
 		if p.GetVoter() {
 			d.Voters++
 		}

@@ -35,9 +35,6 @@ type page struct {
 	Error       string
 }
 
-// Here is the path of this page, for links that change the query only.
-func (p page) Here() string { path, _, _ := strings.Cut(p.Path, "?"); return path }
-
 // liveParam asks for a page as a stream.
 const liveParam = "live"
 
@@ -214,33 +211,29 @@ func (h host) watch(ctx context.Context, node string, following *sync.WaitGroup)
 		}
 	}
 	follow := func(open func() (stream, error)) {
-		for ctx.Err() == nil {
-			if from, err := open(); err == nil { // the token may not, or the leader has changed
-				for from.Receive() {
-					tell()
+		following.Go(func() {
+			for ctx.Err() == nil {
+				if from, err := open(); err == nil { // the token may not, or the leader has changed
+					for from.Receive() {
+						tell()
+					}
+					if from.Err() == nil {
+						tell()
+					}
+					_ = from.Close() // it has ended
 				}
-				if from.Err() == nil {
-					tell()
+				select {
+				case <-time.After(time.Second):
+				case <-ctx.Done():
 				}
-				_ = from.Close() // it has ended
 			}
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
-		}
+		})
 	}
-	following.Go(func() {
-		follow(func() (stream, error) {
-			return h.System.Watch(ctx, &hostv1.WatchRequest{
-				Topics: []string{"volumes", "claims", "nodes", "workloads", "drivers"},
-			})
+	follow(func() (stream, error) {
+		return h.System.Watch(ctx, &hostv1.WatchRequest{
+			Topics: []string{"volumes", "claims", "nodes", "workloads", "drivers"},
 		})
 	})
-	following.Go(func() {
-		follow(func() (stream, error) {
-			return h.Agent.Events(ctx, &hostv1.EventsRequest{Follow: true, Node: node})
-		})
-	})
+	follow(func() (stream, error) { return h.Agent.Events(ctx, &hostv1.EventsRequest{Follow: true, Node: node}) })
 	return changed
 }

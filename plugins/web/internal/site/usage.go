@@ -20,19 +20,13 @@ const (
 	askedAtOnce = 8
 	// eventsKept is how long the events of another node are shown to who has asked.
 	eventsKept = 5 * time.Second
-	// maxKept is how many answers are kept; more, and all are forgotten.
-	maxKept = 4096
+	maxKept    = 4096 // answers; then all are forgotten
 )
 
 // kept keeps answers for each user.
 type kept[A any] struct {
 	mu   sync.Mutex
-	seen map[keptKey]keptAnswer[A]
-}
-
-type keptKey struct {
-	user     [sha256.Size]byte // of the secret
-	question string
+	seen map[[sha256.Size]byte]keptAnswer[A]
 }
 
 type keptAnswer[A any] struct {
@@ -42,7 +36,7 @@ type keptAnswer[A any] struct {
 
 // of returns the answer to a question of a user that is younger than age, or asks. An error is not kept.
 func (c *kept[A]) of(u user, question string, age time.Duration, ask func() (A, error)) (A, error) {
-	key := keptKey{sha256.Sum256([]byte(u.Secret)), question}
+	key := sha256.Sum256([]byte(u.Secret + "\n" + question))
 	c.mu.Lock()
 	seen, ok := c.seen[key]
 	c.mu.Unlock()
@@ -56,7 +50,7 @@ func (c *kept[A]) of(u user, question string, age time.Duration, ask func() (A, 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.seen == nil || len(c.seen) >= maxKept {
-		c.seen = map[keptKey]keptAnswer[A]{}
+		c.seen = map[[sha256.Size]byte]keptAnswer[A]{}
 	}
 	c.seen[key] = keptAnswer[A]{answer, time.Now()}
 	return answer, nil
@@ -67,15 +61,12 @@ func (s *Site) fillUsage(ctx context.Context, u user, rows []row) {
 	var asking errgroup.Group
 	asking.SetLimit(askedAtOnce)
 	for n := range rows {
-		spec, holders := rows[n].GetSpec(), ""
-		for _, c := range rows[n].GetClaims() {
-			holders += fmt.Sprint(c.GetNode(), c.GetIndex(), c.GetState(), " ")
-		}
-		if holders == "" {
+		spec, claims := rows[n].GetSpec(), rows[n].GetClaims()
+		if len(claims) == 0 {
 			continue
 		}
 		asking.Go(func() (err error) {
-			question := fmt.Sprint(spec.GetNamespace(), "/", spec.GetId(), " ", holders)
+			question := fmt.Sprint(spec.GetNamespace(), "/", spec.GetId(), " ", claims[0].GetIndex())
 			rows[n].Usage, err = s.usages.of(u, question, usageKept, func() (*hostv1.VolumeUsage, error) {
 				res, err := s.host.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
 				return res.GetUsage(), err

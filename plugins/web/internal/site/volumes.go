@@ -55,11 +55,7 @@ const nearlyFull = 95
 
 // note adds what is wrong with the volume. That some host does not have its driver is no fault of it.
 func (r *row) note(nodes map[string]string, releases []waiting) {
-	add := func(why string) {
-		if !slices.Contains(r.Notes, why) {
-			r.Notes = append(r.Notes, why)
-		}
-	}
+	add := func(why string) { r.Notes = append(r.Notes, why) }
 	for _, c := range r.GetClaims() {
 		if status, known := nodes[c.GetNode()]; known && status != readyNode {
 			add(c.GetNode() + " is " + status)
@@ -79,12 +75,10 @@ func (r *row) note(nodes map[string]string, releases []waiting) {
 	if percent(r.Usage.GetBytesUsed(), r.Usage.GetBytesTotal()) >= nearlyFull {
 		add("nearly full")
 	}
-	switch driver := r.GetSpec().GetPluginId(); {
-	case r.GetNodesExpected() == 0 && !r.GetDriverHealthy():
-		add("no node has driver " + driver)
-	case r.GetNodesHealthy() == 0 && !r.GetDriverHealthy():
-		add(strings.TrimSuffix("driver "+driver+" is healthy on no node: "+r.GetDriverMessage(), ": "))
+	if r.GetNodesHealthy() == 0 && !r.GetDriverHealthy() {
+		add(strings.TrimSuffix("driver "+r.GetSpec().GetPluginId()+" is healthy on no node: "+r.GetDriverMessage(), ": "))
 	}
+	r.Notes = slices.Compact(r.Notes) // several claims have one error
 }
 
 // Query is the address of another page of the same list.
@@ -255,8 +249,13 @@ func (s *Site) volume(ctx context.Context, u user, r *http.Request) (any, error)
 			d.Nodes = append(d.Nodes, node)
 		}
 	}
-	d.Events, d.EventsWhy = s.eventsOf(ctx, u, r, []string{"volume", "claim", "snapshot"}, func(e *hostv1.Event) bool {
+	d.Events, d.EventsWhy = s.eventsOf(ctx, u, r, []string{"volume", "claim", "snapshot", "workload"}, func(e *hostv1.Event) bool {
 		name := qualified(namespace, id)
+		if e.GetTopic() == "workload" {
+			return slices.ContainsFunc(d.Claims, func(c wayOut) bool {
+				return e.GetSubject() == qualified(namespace, c.GetClaim().GetWorkload())
+			})
+		}
 		return e.GetSubject() == name || e.GetDetails()["volume"] == name || e.GetDetails()["volume"] == id
 	})
 	driver, err := s.host.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: d.Volume.GetSpec().GetPluginId()})

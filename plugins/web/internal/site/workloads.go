@@ -7,20 +7,16 @@ import (
 	"slices"
 	"strings"
 
-	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 type workloadsData struct {
-	// Node is the one whose agent answers.
-	Node string
 	// All are those of the cluster: what needs a look comes first.
 	All []*hostv1.Workload
-	// OthersWhy says why those of other nodes are not shown, and Silent of which node.
-	OthersWhy string
-	Silent    []string
+	// Silent are the nodes whose workloads are not shown, with the reason.
+	Silent []string
 }
 
 // workloads shows those of all nodes. The first answer has what the ledger knows of other nodes, and the stream what
@@ -30,20 +26,11 @@ func (s *Site) workloads(ctx context.Context, _ user, r *http.Request) (any, err
 	if err != nil {
 		return nil, err
 	}
-	d := workloadsData{Node: res.GetNode(), All: res.GetWorkloads()}
-	nodes, err := s.host.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
-	if err != nil && connect.CodeOf(err) != connect.CodePermissionDenied {
-		return nil, err
-	}
-	d.OthersWhy = reason(err)
-	var names []string
-	for _, n := range nodes.GetNodes() {
-		if n.GetName() != d.Node && len(names) < maxOthers {
-			names = append(names, n.GetName())
-		}
-	}
+	d := workloadsData{All: res.GetWorkloads()}
+	names, _ := s.host.choices(ctx) // a single host has none
+	names = slices.DeleteFunc(names, func(name string) bool { return name == res.GetNode() })
 	live := r.URL.Query().Has(liveParam)
-	others(ctx, names, func(ctx context.Context, node string) ([]*hostv1.Workload, error) {
+	others(ctx, names[:min(len(names), maxOthers)], func(ctx context.Context, node string) ([]*hostv1.Workload, error) {
 		known, err := s.host.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: node})
 		if err != nil || !live || known.GetNode().GetStatus() != readyNode {
 			return ofLedger(known), err
@@ -98,7 +85,7 @@ func ofLedger(n *hostv1.GetNodeResponse) (all []*hostv1.Workload) {
 // byUrgency orders workloads: first what stops or is stuck, then the newest.
 func byUrgency(all []*hostv1.Workload) {
 	slices.SortStableFunc(all, func(a, b *hostv1.Workload) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), b.GetStartedAt().AsTime().Compare(a.GetStartedAt().AsTime()),
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.GetMessage(), a.GetMessage()), b.GetStartedAt().AsTime().Compare(a.GetStartedAt().AsTime()),
 			cmp.Compare(a.GetSpec().GetId(), b.GetSpec().GetId()))
 	})
 }
@@ -108,13 +95,7 @@ func rank(w *hostv1.Workload) int {
 	if w.GetRelease() != nil {
 		return -1 // its release is late
 	}
-	state := w.GetState()
-	if state == "running" && w.GetMessage() != "" {
-		state = "running badly"
-	}
-	return slices.Index([]string{
-		"stopping", "unknown", "waiting", "starting", "failed", "running badly", "running", "stopped",
-	}, state)
+	return slices.Index([]string{"stopping", "unknown", "waiting", "starting", "failed", "running", "stopped"}, w.GetState())
 }
 
 type workloadData struct {

@@ -15,16 +15,21 @@ addEventListener('pagehide', () => {
 });
 addEventListener('pageshow', event => event.persisted && location.reload());
 
-// A time that ends in UTC is shown as the browser's clock shows it; its title has UTC. An update brings UTC again.
-const pad = n => String(n).padStart(2, '0');
-const clocks = () => {
-  for (const e of document.querySelectorAll('time')) {
-    if (!e.textContent.endsWith(' UTC')) continue;
-    const at = new Date(e.dateTime), year = /^\d{4}-/.test(e.textContent) ? at.getFullYear() + '-' : '';
-    e.textContent = year + pad(at.getMonth() + 1) + '-' + pad(at.getDate()) + ' ' +
-      [at.getHours(), at.getMinutes(), at.getSeconds()].map(pad).join(':');
+// Times in UTC are shown as the browser's clock shows them, with UTC as the title. An update brings UTC again.
+const utc = /\b(\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d UTC\b/g, pad = n => String(n).padStart(2, '0');
+function clocks() {
+  const texts = document.createTreeWalker(document.getElementById('main'), NodeFilter.SHOW_TEXT);
+  for (let text; text = texts.nextNode();) {
+    const place = text.parentElement, shown = text.data.replace(utc, (found, year) => {
+      const at = new Date(year ? found.replace(' UTC', 'Z') : place.dateTime);
+      return isNaN(at) ? found : (year ? at.getFullYear() + '-' : '') + pad(at.getMonth() + 1) + '-' + pad(at.getDate()) + ' ' +
+        [at.getHours(), at.getMinutes(), at.getSeconds()].map(pad).join(':');
+    });
+    if (shown === text.data) continue;
+    if (!place.title) place.title = text.data.match(utc).join(', ');
+    text.data = shown;
   }
-};
+}
 new MutationObserver(clocks).observe(document.getElementById('main'), {childList: true, subtree: true, characterData: true});
 clocks();
 
