@@ -66,11 +66,13 @@ const unnamed = `(() => {
 const cut = `(() => {
   const found = [];
   for (const e of document.querySelectorAll('main .scroll')) {
-    if (e.scrollWidth > e.clientWidth) found.push(e.querySelector('table').getAttribute('aria-label') + ': ' + e.scrollWidth + ' in ' + e.clientWidth);
+    const name = e.querySelector('table').getAttribute('aria-label');
+    if (e.scrollWidth > e.clientWidth) found.push(name + ': ' + e.scrollWidth + ' in ' + e.clientWidth);
   }
   for (const e of document.querySelectorAll('main *')) {
     const style = getComputedStyle(e);
-    if (style.overflowX === 'hidden' && e.scrollWidth > e.clientWidth && e.localName !== 'svg' && !e.parentElement.title) {
+    const named = e.localName === 'svg' || e.parentElement.title;
+    if (style.overflowX === 'hidden' && e.scrollWidth > e.clientWidth && !named) {
       found.push(e.innerText.slice(0, 40));
     }
   }

@@ -74,7 +74,7 @@ var actions = map[string]action{
 		text:    "The driver takes a snapshot of the volume %s as it is now.",
 		command: func(t target) string { return "pannier volume snapshot create" + inNamespace(t) + " " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			return failed(host.Volumes.CreateSnapshot(ctx, &hostv1.CreateSnapshotRequest{Namespace: t.Namespace, VolumeId: t.ID}))
+			return errOf(host.Volumes.CreateSnapshot(ctx, &hostv1.CreateSnapshotRequest{Namespace: t.Namespace, VolumeId: t.ID}))
 		},
 	},
 	"delete": {
@@ -82,7 +82,7 @@ var actions = map[string]action{
 		text:    "The volume %s and all its data are deleted at the driver. This cannot be undone.",
 		command: func(t target) string { return "pannier volume delete" + inNamespace(t) + " " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			return failed(host.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Namespace: t.Namespace, Id: t.ID}))
+			return errOf(host.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Namespace: t.Namespace, Id: t.ID}))
 		},
 	},
 	"drain": {
@@ -94,7 +94,7 @@ var actions = map[string]action{
 			return stoppedBy(res.GetWorkloads(), res.GetClaims()), err
 		},
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			return failed(host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID, Enable: true}))
+			return errOf(host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID, Enable: true}))
 		},
 	},
 	"undrain": {
@@ -102,7 +102,7 @@ var actions = map[string]action{
 		text:    "The node %s may start workloads again.",
 		command: func(t target) string { return "pannier node drain -disable " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			return failed(host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID}))
+			return errOf(host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID}))
 		},
 	},
 	"swap": {
@@ -110,7 +110,7 @@ var actions = map[string]action{
 		text:    "The binary of the plugin %s in the plugin directory takes over. If it cannot, the present process goes on.",
 		command: func(t target) string { return "pannier plugin swap " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			return failed(host.Plugins.SwapPlugin(ctx, &hostv1.SwapPluginRequest{Name: t.ID}))
+			return errOf(host.Plugins.SwapPlugin(ctx, &hostv1.SwapPluginRequest{Name: t.ID}))
 		},
 	},
 	"rollback": {
@@ -118,7 +118,7 @@ var actions = map[string]action{
 		text:    "The copy of the plugin %s that served before takes over, and the present one is refused until its file changes. A canary only ends.",
 		command: func(t target) string { return "pannier plugin rollback " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			return failed(host.Plugins.RollbackPlugin(ctx, &hostv1.RollbackPluginRequest{Name: t.ID}))
+			return errOf(host.Plugins.RollbackPlugin(ctx, &hostv1.RollbackPluginRequest{Name: t.ID}))
 		},
 	},
 	"promote": {
@@ -126,13 +126,13 @@ var actions = map[string]action{
 		text:    "The canary of the plugin %s gets all calls.",
 		command: func(t target) string { return "pannier plugin promote " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			return failed(host.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: t.ID}))
+			return errOf(host.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: t.ID}))
 		},
 	},
 }
 
-// failed is the error of a call.
-func failed[A any](_ A, err error) error { return err }
+// errOf is the error of a call.
+func errOf[A any](_ A, err error) error { return err }
 
 func volumePage(t target) string { return objectURL("volumes", t.Namespace, t.ID) }
 func nodePage(t target) string   { return objectlessURL("nodes", t.ID) }

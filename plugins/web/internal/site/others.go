@@ -36,8 +36,8 @@ const (
 	othersAtOnce, maxOthers = 16, 200
 )
 
-// choices are the cluster's nodes, for a page to choose from, or why they are not shown. They need no leader. Those with
-// one of the states of gossip are left out.
+// choices are the cluster's nodes, for a page to choose from, or why they are not shown. They need no leader. Nodes in
+// the given states of gossip are left out.
 func (h host) choices(ctx context.Context, without ...string) (names []string, why string) {
 	res, err := h.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	for _, m := range res.GetMembers() {

@@ -61,14 +61,14 @@ func (s *Site) fillUsage(ctx context.Context, u user, rows []row) {
 	var asking errgroup.Group
 	asking.SetLimit(askedAtOnce)
 	for n := range rows {
-		spec, claims := rows[n].GetSpec(), rows[n].GetClaims()
+		v, claims := rows[n].GetSpec(), rows[n].GetClaims()
 		if len(claims) == 0 {
 			continue
 		}
 		asking.Go(func() (err error) {
-			question := fmt.Sprint(spec.GetNamespace(), "/", spec.GetId(), " ", claims[0].GetIndex())
+			question := fmt.Sprint(v.GetNamespace(), "/", v.GetId(), " ", claims[0].GetIndex())
 			rows[n].Usage, err = s.usages.of(u, question, usageKept, func() (*hostv1.VolumeUsage, error) {
-				res, err := s.host.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
+				res, err := s.host.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: v.GetNamespace(), Id: v.GetId()})
 				return res.GetUsage(), err
 			})
 			return err

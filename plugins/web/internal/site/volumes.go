@@ -61,7 +61,8 @@ func (r *row) note(nodes map[string]string, releases []waiting) {
 			add(c.GetNode() + " is " + status)
 		}
 		at := slices.IndexFunc(releases, func(w waiting) bool {
-			return w.Volume == c.GetVolume() && w.Namespace == c.GetNamespace() && w.Workload == c.GetWorkload() && w.Node == c.GetNode()
+			return w.Volume == c.GetVolume() && w.Namespace == c.GetNamespace() && w.Workload == c.GetWorkload() &&
+				w.Node == c.GetNode()
 		})
 		if why := c.GetLastError(); at >= 0 {
 			add(cmp.Or(releases[at].Error, why, "waits for "+releases[at].WaitsFor))

@@ -29,17 +29,16 @@ func (s *Site) workloads(ctx context.Context, _ user, r *http.Request) (any, err
 	d := workloadsData{All: res.GetWorkloads()}
 	names, _ := s.host.choices(ctx) // a single host has none
 	names = slices.DeleteFunc(names, func(name string) bool { return name == res.GetNode() })
-	live := r.URL.Query().Has(liveParam)
 	others(ctx, names[:min(len(names), maxOthers)], func(ctx context.Context, node string) ([]*hostv1.Workload, error) {
 		known, err := s.host.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: node})
-		if err != nil || !live || known.GetNode().GetStatus() != readyNode {
+		if err != nil || !r.URL.Query().Has(liveParam) || known.GetNode().GetStatus() != readyNode {
 			return ofLedger(known), err
 		}
 		res, err := s.host.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: "*", Node: node})
-		if err != nil {
-			return ofLedger(known), nil // its page says why
+		if err == nil {
+			return res.GetWorkloads(), nil
 		}
-		return res.GetWorkloads(), nil
+		return ofLedger(known), nil // its page says why
 	}, func(node string, answer []*hostv1.Workload, why string) {
 		d.All = append(d.All, answer...)
 		if why != "" {
@@ -53,7 +52,6 @@ func (s *Site) workloads(ctx context.Context, _ user, r *http.Request) (any, err
 
 // ofLedger are the workloads of a node as the ledger knows them. Those of a node that is not heard from are not known.
 func ofLedger(n *hostv1.GetNodeResponse) (all []*hostv1.Workload) {
-	name := n.GetNode().GetName()
 	add := func(namespace, id, state, message string, since *timestamppb.Timestamp) {
 		if status := n.GetNode().GetStatus(); status != readyNode {
 			state, message = "unknown", "its node is "+status
@@ -62,7 +60,8 @@ func ofLedger(n *hostv1.GetNodeResponse) (all []*hostv1.Workload) {
 			return w.GetSpec().GetNamespace() == namespace && w.GetSpec().GetId() == id
 		}) {
 			all = append(all, &hostv1.Workload{
-				Spec: &hostv1.WorkloadSpec{Namespace: namespace, Id: id}, Node: name, State: state, Message: message, StartedAt: since,
+				Spec: &hostv1.WorkloadSpec{Namespace: namespace, Id: id}, Node: n.GetNode().GetName(), State: state,
+				Message: message, StartedAt: since,
 			})
 		}
 	}
@@ -85,8 +84,8 @@ func ofLedger(n *hostv1.GetNodeResponse) (all []*hostv1.Workload) {
 // byUrgency orders workloads: first what stops or is stuck, then the newest.
 func byUrgency(all []*hostv1.Workload) {
 	slices.SortStableFunc(all, func(a, b *hostv1.Workload) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.GetMessage(), a.GetMessage()), b.GetStartedAt().AsTime().Compare(a.GetStartedAt().AsTime()),
-			cmp.Compare(a.GetSpec().GetId(), b.GetSpec().GetId()))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.GetMessage(), a.GetMessage()),
+			b.GetStartedAt().AsTime().Compare(a.GetStartedAt().AsTime()), cmp.Compare(a.GetSpec().GetId(), b.GetSpec().GetId()))
 	})
 }
 
