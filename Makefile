@@ -128,7 +128,7 @@ quick: ## Build everything and run the fast tests: no root, no servers, under a 
 	$(GO_TEST) $(AT_ONCE) $$(tools/quick)
 
 .PHONY: test-browser
-test-browser: ## Look at the pages of the plugin web in a real Chromium; leaves their pictures in test/artefacts (root, chromium)
+test-browser: ## Look at the pages of the plugin web in a real Chromium; leaves their pictures in test/artefacts (root, chromium; WIDTHS=1: those of a cluster in trouble, in three widths and both colour schemes)
 	$(GO_TEST) ./test/suite/browser
 
 .PHONY: web-pictures

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/faultydriver"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -33,6 +35,7 @@ func TestActions(t *testing.T) {
 
 	b.follow("Detach from a")
 	b.sees(".command", "pannier volume detach data a")
+	b.sees(".stops li", "db")
 	b.press("Detach")
 	b.sees("main", "No workload uses this volume.")
 	r.AwaitFree("data")
@@ -55,6 +58,7 @@ func TestActions(t *testing.T) {
 
 	b.open(r.url("/nodes/a"))
 	b.follow("Drain")
+	b.sees(".stops li", "db")
 	b.press("Drain")
 	b.sees("h1", "draining")
 	r.AwaitFree("data")
@@ -68,6 +72,34 @@ func TestActions(t *testing.T) {
 	b.expect("409")
 	b.press("Swap in the file of the plugin directory")
 	b.sees("[role=alert]", "runs already")
+}
+
+// A snapshot is offered where a controller of the driver can make one.
+func TestDriverWithoutSnapshots(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "actions = true")
+	d := faultydriver.Start(t, faultydriver.Config{
+		Without: []string{"CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS", "VOLUME_ACCESSIBILITY_CONSTRAINTS"},
+	})
+	r.Run("driver", "register", "plain", "-endpoint", d.Endpoint())
+	r.Eventually("the volume is created", func() error {
+		_, err := r.Client().Volumes.CreateVolume(t.Context(), &hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
+			Id: "plain", Type: "csi", PluginId: "plain", CapacityMin: 16 << 20,
+			Capabilities: []*hostv1.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}},
+		}})
+		return err
+	})
+	r.volume("data")
+	b := newBrowser(t)
+	b.signIn(r, r.manager)
+	for volume, want := range map[string]string{"plain": "Delete", "data": "Take a snapshot, Delete"} {
+		b.open(r.url("/volumes/default/" + volume))
+		b.live()
+		got := value[[]string](b, "[...document.querySelectorAll('.actions a')].map(a => a.innerText)")
+		if strings.Join(got, ", ") != want {
+			t.Errorf("volume %s has the buttons %q", volume, got)
+		}
+	}
 }
 
 // A plugin goes through a canary that ends, one that is promoted, a rollback and a swap, each by its button, and the

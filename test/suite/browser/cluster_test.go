@@ -105,6 +105,9 @@ func TestCluster(t *testing.T) {
 	b.open(site + "/")
 	b.live()
 	b.sees(".problems", to.Name+" sends no heartbeats")
+	const ofNode = `[...document.querySelectorAll(".problems > li")].filter(e => e.innerText.includes(%q)).length == 1`
+	b.sees(".with", to.Name+" cannot be reached")
+	b.until("the lost node is one problem", fmt.Sprintf(ofNode, to.Name))
 	b.sees(".command", "pannier node status "+to.Name)
 	b.looks()
 	b.picture("cluster-overview")

@@ -61,6 +61,27 @@ const unnamed = `(() => {
   return found;
 })()`
 
+// cut lists what a page shows in part only: a table that is wider than its place, and a text that leaves its own. Of a
+// long name the beginning may be cut, and the whole is its title.
+const cut = `(() => {
+  const found = [];
+  for (const e of document.querySelectorAll('main .scroll')) {
+    const name = e.querySelector('table').getAttribute('aria-label');
+    if (e.scrollWidth > e.clientWidth) found.push(name + ': ' + e.scrollWidth + ' in ' + e.clientWidth);
+  }
+  for (const e of document.querySelectorAll('main *')) {
+    const style = getComputedStyle(e);
+    const named = e.localName === 'svg' || e.parentElement.title;
+    if (style.overflowX === 'hidden' && e.scrollWidth > e.clientWidth && !named) {
+      found.push(e.innerText.slice(0, 40));
+    }
+  }
+  for (const e of document.querySelectorAll('.name')) {
+    if (e.getClientRects().length > 2) found.push('a name in several lines: ' + e.title);
+  }
+  return found;
+})()`
+
 // looks checks what can be seen of a page: contrast in both schemes, names, and that a phone does not scroll sideways.
 func (b *browser) looks() {
 	b.t.Helper()
@@ -73,6 +94,12 @@ func (b *browser) looks() {
 	if bad := value[[]string](b, unnamed); len(bad) > 0 {
 		b.t.Errorf("without a name: %q", bad)
 	}
+	for _, width := range widths {
+		b.size(width, 900)
+		if bad := value[[]string](b, cut); len(bad) > 0 {
+			b.t.Errorf("%s: %d pixels wide, it is cut: %q", value[string](b, "location.pathname"), width, bad)
+		}
+	}
 	b.size(390, 844)
 	if wide := value[float64](b, "document.documentElement.scrollWidth - innerWidth"); wide > 0 {
 		b.t.Errorf("on a phone the page is %v pixels too wide", wide)
@@ -81,6 +108,21 @@ func (b *browser) looks() {
 		b.t.Error("on a phone the menu does not show the page that is open")
 	}
 	b.size(1360, 900)
+}
+
+// shape checks that a list is a table on a desktop, and has a card for each row on a phone, and how it looks.
+func (b *browser) shape(path string) {
+	b.t.Helper()
+	const display = "getComputedStyle(document.querySelector('main tbody tr')).display"
+	if is := value[string](b, display); is != "table-row" {
+		b.t.Errorf("%s: a row is displayed as %s on a desktop", path, is)
+	}
+	b.size(390, 844)
+	if is := value[string](b, display); is != "flex" {
+		b.t.Errorf("%s: a row is displayed as %s on a phone", path, is)
+	}
+	b.size(1360, 900)
+	b.looks()
 }
 
 // Everything is reached by the keyboard, in the order of the page, and can be seen to be.

@@ -306,6 +306,25 @@ func (b *browser) picture(name string) {
 	check.NoError(b.t, os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644))
 }
 
+// widths are those of a desktop, a tablet and a phone.
+var widths = []int64{1280, 820, 390}
+
+// pictures writes what a page looks like in all widths and both colour schemes, if WIDTHS is set in the environment.
+func (b *browser) pictures(name string) {
+	b.t.Helper()
+	if os.Getenv("WIDTHS") == "" {
+		return
+	}
+	for _, scheme := range []string{"light", "dark"} {
+		b.scheme(scheme)
+		for _, width := range widths {
+			b.size(width, 900)
+			b.picture(fmt.Sprintf("%s-%d-%s", name, width, scheme))
+		}
+	}
+	b.size(1360, 900)
+}
+
 // scheme sets the colours that the user prefers: light or dark.
 func (b *browser) scheme(name string) {
 	b.t.Helper()

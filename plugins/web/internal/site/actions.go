@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,8 @@ type action struct {
 	// command is what does the same at a shell.
 	command func(t target) string
 	do      func(ctx context.Context, host *api.Client, t target) error
+	// stops names the workloads that it stops; nil: it stops none.
+	stops func(ctx context.Context, host *api.Client, t target) ([]string, error)
 	// back is the page of the target, and gone says that it is not there afterwards.
 	back func(t target) string
 	gone bool
@@ -36,7 +39,13 @@ type action struct {
 var actions = map[string]action{
 	"detach": {
 		title: "Detach", danger: true, back: volumePage,
-		text: "The workload that has the volume %s on this node is stopped there, and its claim is released.",
+		text: "What has the volume %s on this node is stopped there, and its claim is released.",
+		stops: func(ctx context.Context, host *api.Client, t target) ([]string, error) {
+			res, err := host.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: t.Namespace, Id: t.ID})
+			return stoppedBy(nil, slices.DeleteFunc(res.GetVolume().GetClaims(), func(c *hostv1.Claim) bool {
+				return c.GetNode() != t.Node
+			})), err
+		},
 		command: func(t target) string {
 			return "pannier volume detach" + inNamespace(t) + " " + t.ID + " " + t.Node
 		},
@@ -65,8 +74,7 @@ var actions = map[string]action{
 		text:    "The driver takes a snapshot of the volume %s as it is now.",
 		command: func(t target) string { return "pannier volume snapshot create" + inNamespace(t) + " " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			_, err := host.Volumes.CreateSnapshot(ctx, &hostv1.CreateSnapshotRequest{Namespace: t.Namespace, VolumeId: t.ID})
-			return err
+			return errOf(host.Volumes.CreateSnapshot(ctx, &hostv1.CreateSnapshotRequest{Namespace: t.Namespace, VolumeId: t.ID}))
 		},
 	},
 	"delete": {
@@ -74,17 +82,19 @@ var actions = map[string]action{
 		text:    "The volume %s and all its data are deleted at the driver. This cannot be undone.",
 		command: func(t target) string { return "pannier volume delete" + inNamespace(t) + " " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			_, err := host.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Namespace: t.Namespace, Id: t.ID})
-			return err
+			return errOf(host.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Namespace: t.Namespace, Id: t.ID}))
 		},
 	},
 	"drain": {
 		title: "Drain", danger: true, back: nodePage,
 		text:    "The node %s stops all its workloads, the last started first, and starts none until the drain is ended.",
 		command: func(t target) string { return "pannier node drain -enable " + t.ID },
+		stops: func(ctx context.Context, host *api.Client, t target) ([]string, error) {
+			res, err := host.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: t.ID})
+			return stoppedBy(res.GetWorkloads(), res.GetClaims()), err
+		},
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			_, err := host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID, Enable: true})
-			return err
+			return errOf(host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID, Enable: true}))
 		},
 	},
 	"undrain": {
@@ -92,8 +102,7 @@ var actions = map[string]action{
 		text:    "The node %s may start workloads again.",
 		command: func(t target) string { return "pannier node drain -disable " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			_, err := host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID})
-			return err
+			return errOf(host.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: t.ID}))
 		},
 	},
 	"swap": {
@@ -101,8 +110,7 @@ var actions = map[string]action{
 		text:    "The binary of the plugin %s in the plugin directory takes over. If it cannot, the present process goes on.",
 		command: func(t target) string { return "pannier plugin swap " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			_, err := host.Plugins.SwapPlugin(ctx, &hostv1.SwapPluginRequest{Name: t.ID})
-			return err
+			return errOf(host.Plugins.SwapPlugin(ctx, &hostv1.SwapPluginRequest{Name: t.ID}))
 		},
 	},
 	"rollback": {
@@ -110,8 +118,7 @@ var actions = map[string]action{
 		text:    "The copy of the plugin %s that served before takes over, and the present one is refused until its file changes. A canary only ends.",
 		command: func(t target) string { return "pannier plugin rollback " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			_, err := host.Plugins.RollbackPlugin(ctx, &hostv1.RollbackPluginRequest{Name: t.ID})
-			return err
+			return errOf(host.Plugins.RollbackPlugin(ctx, &hostv1.RollbackPluginRequest{Name: t.ID}))
 		},
 	},
 	"promote": {
@@ -119,11 +126,13 @@ var actions = map[string]action{
 		text:    "The canary of the plugin %s gets all calls.",
 		command: func(t target) string { return "pannier plugin promote " + t.ID },
 		do: func(ctx context.Context, host *api.Client, t target) error {
-			_, err := host.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: t.ID})
-			return err
+			return errOf(host.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: t.ID}))
 		},
 	},
 }
+
+// errOf is the error of a call.
+func errOf[A any](_ A, err error) error { return err }
 
 func volumePage(t target) string { return objectURL("volumes", t.Namespace, t.ID) }
 func nodePage(t target) string   { return objectlessURL("nodes", t.ID) }
@@ -147,6 +156,22 @@ type confirmData struct {
 	Target                             target
 	Danger, Typed                      bool
 	Problem                            string
+	// Asked says that the action stops workloads: Stops. StopsWhy says why these are not known.
+	Asked    bool
+	Stops    []string
+	StopsWhy string
+}
+
+// stoppedBy names the workloads, and those that have the claims, each once.
+func stoppedBy(workloads []*hostv1.NodeWorkload, claims []*hostv1.Claim) (names []string) {
+	for _, w := range workloads {
+		names = append(names, qualified(w.GetNamespace(), w.GetId()))
+	}
+	for _, c := range claims {
+		names = append(names, qualified(c.GetNamespace(), c.GetWorkload()))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // confirm shows what an action does, with the form that does it.
@@ -172,10 +197,17 @@ func (s *Site) ask(w http.ResponseWriter, r *http.Request, u user, code int, pro
 	if !ok {
 		return
 	}
-	s.write(w, code, s.of(r, u, "confirm", confirmData{
+	d := confirmData{
 		Action: r.PathValue("action"), Title: a.title, Text: fmt.Sprintf(a.text, qualified(t.Namespace, t.ID)),
 		Command: a.command(t), Back: within(backOr(a, t)), Target: t, Danger: a.danger, Typed: a.typed, Problem: problem,
-	}))
+	}
+	if a.stops != nil {
+		ctx, cancel := context.WithTimeout(u.as(r.Context()), callTimeout)
+		defer cancel()
+		stops, err := a.stops(ctx, s.API, t)
+		d.Asked, d.Stops, d.StopsWhy = true, stops, reason(err)
+	}
+	s.write(w, code, s.of(r, u, "confirm", d))
 }
 
 func backOr(a action, t target) string {

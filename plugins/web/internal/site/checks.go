@@ -24,8 +24,15 @@ type finding struct {
 	Text  string
 	// Command mends it, or shows more.
 	Command string
+	// On is the node where a command runs that is not pannier's own.
+	On string
 	// Link is the page about it.
 	Link string
+	// About names the node or driver that it is about, and Of those whose problem it follows from, the furthest first.
+	About string
+	Of    []string
+	// With are the findings that follow from this one.
+	With []string
 }
 
 // facts are the answers of the API that the checks and the overview look at. What could not be asked is nil.
@@ -57,18 +64,9 @@ func (h host) gather(ctx context.Context, u user, host string, patience time.Dur
 			f.errs[what] = err
 		})
 	}
-	look("agent", func() (err error) {
-		f.status, err = h.Agent.Status(ctx, &hostv1.StatusRequest{})
-		return err
-	})
-	look("nodes", func() (err error) {
-		f.nodes, err = h.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
-		return err
-	})
-	look("quorum", func() (err error) {
-		f.health, err = h.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
-		return err
-	})
+	look("agent", answer(ctx, &f.status, h.Agent.Status, &hostv1.StatusRequest{}))
+	look("nodes", answer(ctx, &f.nodes, h.Nodes.ListNodes, &hostv1.ListNodesRequest{}))
+	look("quorum", answer(ctx, &f.health, h.Operator.AutopilotHealth, &hostv1.AutopilotHealthRequest{}))
 	if patience > 0 {
 		look("host", func() (err error) {
 			ctx, cancel := context.WithTimeout(ctx, patience)
@@ -78,10 +76,7 @@ func (h host) gather(ctx context.Context, u user, host string, patience time.Dur
 			return err
 		})
 	}
-	look("tokens", func() (err error) {
-		f.tokens, err = h.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{})
-		return err
-	})
+	look("tokens", answer(ctx, &f.tokens, h.Tokens.ListTokens, &hostv1.ListTokensRequest{}))
 	look("releases", func() (err error) {
 		f.waiting, err = h.waiting(ctx)
 		return err
@@ -93,14 +88,22 @@ func (h host) gather(ctx context.Context, u user, host string, patience time.Dur
 	return f, nil
 }
 
-// findings are what all checks found: of this host those of pannier doctor, then those of the cluster.
+// answer makes a call whose answer is stored.
+func answer[Q, A any](ctx context.Context, to *A, call func(context.Context, Q) (A, error), req Q) func() error {
+	return func() (err error) {
+		*to, err = call(ctx, req)
+		return err
+	}
+}
+
+// findings are what all checks found, each problem once.
 func (f *facts) findings() (all []finding) {
 	for _, check := range []struct {
 		name string
 		look func() []finding
 	}{
-		{"host", f.examinedOf},
 		{"nodes", f.nodesOf},
+		{"host", f.examinedOf},
 		{"releases", f.releasesOf},
 		{"tokens", f.tokensOf},
 	} {
@@ -112,7 +115,8 @@ func (f *facts) findings() (all []finding) {
 		case connect.CodeOf(err) == connect.CodePermissionDenied:
 			found = []finding{{State: "not shown", Text: reason(err)}}
 		case err != nil:
-			found = []finding{{State: "fail", Text: reason(err), Command: "pannier doctor"}}
+			found = []finding{{State: "fail", Text: reason(err), Command: "pannier doctor", About: reason(err)}}
+			found[0].Of = []string{found[0].About} // one outage fails many questions
 		default:
 			found = check.look()
 		}
@@ -121,16 +125,41 @@ func (f *facts) findings() (all []finding) {
 			all = append(all, one)
 		}
 	}
-	return all
+	return fold(all)
+}
+
+// bad means that somebody has to do something.
+func (f finding) bad() bool { return f.State == "fail" || f.State == "warn" }
+
+// fold shows each problem once, at its cause: a node that is lost is one, not one for each of its drivers and releases.
+func fold(all []finding) []finding {
+	causes := map[string]int{}
+	for n, f := range all {
+		if _, known := causes[f.About]; f.bad() && f.About != "" && !known {
+			causes[f.About] = n
+		}
+	}
+	var root func(n int) int
+	root = func(n int) int {
+		for _, about := range all[n].Of {
+			if cause, known := causes[about]; known && cause != n {
+				return root(cause)
+			}
+		}
+		return n
+	}
+	for n, f := range all {
+		if cause := root(n); f.bad() && cause != n {
+			all[cause].With = append(all[cause].With, strings.TrimSuffix(f.Check+": "+f.Text, ": "+all[cause].Text))
+			all[n].Check = ""
+		}
+	}
+	return slices.DeleteFunc(all, func(f finding) bool { return f.Check == "" })
 }
 
 // problems are the findings that need somebody, the worst first.
-func problems(all []finding) (bad []finding) {
-	for _, f := range all {
-		if f.State == "fail" || f.State == "warn" {
-			bad = append(bad, f)
-		}
-	}
+func problems(all []finding) []finding {
+	bad := slices.DeleteFunc(slices.Clone(all), func(f finding) bool { return !f.bad() })
 	slices.SortStableFunc(bad, func(a, b finding) int { return cmp.Compare(a.State, b.State) }) // fail before warn
 	return bad
 }
@@ -147,42 +176,84 @@ func or(problems []finding, format string, args ...any) []finding {
 	return fine(format, args...)
 }
 
+func nodeKey(name string) string         { return "node " + name }
+func driverKey(id, node string) string   { return "driver " + id + " on " + node }
+func pluginKey(name, node string) string { return "plugin " + name + " on " + node }
+
+// examinedNode is the name of the node that is examined.
+func (f *facts) examinedNode() string {
+	return cmp.Or(f.examined.GetNode(), f.host, f.status.GetName())
+}
+
 // examinedOf are the findings of pannier doctor.
 func (f *facts) examinedOf() (found []finding) {
+	host := f.examinedNode()
 	for _, d := range f.examined.GetFindings() {
 		if d.GetCheck() == "releases" && f.errs["releases"] == nil {
 			continue // the cluster's have those of this host
 		}
-		one := finding{Check: d.GetCheck(), State: d.GetStatus(), Text: d.GetWhy(), Command: d.GetCommand()}
+		if d.GetCheck() == "drivers" && d.GetSubject() != "" && !f.has(host, d.GetSubject()) {
+			continue
+		}
+		one := finding{Check: d.GetCheck(), State: d.GetStatus(), Text: d.GetWhy(), Command: d.GetCommand(), On: host}
 		if d.GetSubject() != "" { // of plugins or drivers, as their pages are called
 			one.Link = onNode(objectlessURL(d.GetCheck(), d.GetSubject()), f.host)
+		}
+		switch d.GetCheck() {
+		case "plugins":
+			one.About = pluginKey(d.GetSubject(), host)
+		case "drivers":
+			one.About = driverKey(d.GetSubject(), host)
+			one.Of = []string{pluginKey("csi-bridge", host)}
+		case "peers": // it begins with the name of the other agent
+			name, _, _ := strings.Cut(d.GetWhy(), " ")
+			one.Of = []string{nodeKey(name)}
+		case "quorum":
+			for _, p := range f.health.GetPeers() {
+				if !p.GetHealthy() {
+					one.Of = append(one.Of, nodeKey(p.GetName()))
+				}
+			}
 		}
 		found = append(found, one)
 	}
 	return found
 }
 
-func (f *facts) nodesOf() (found []finding) {
-	examined := cmp.Or(f.examined.GetNode(), f.status.GetName())
+// has says whether a node has a driver; also where that is not known.
+func (f *facts) has(node, driver string) bool {
 	for _, n := range f.nodes.GetNodes() {
-		link := objectlessURL("nodes", n.GetName())
+		if n.GetName() == node {
+			return slices.ContainsFunc(n.GetDrivers(), func(d *hostv1.NodeDriver) bool { return d.GetId() == driver })
+		}
+	}
+	return true
+}
+
+const readyNode = "ready"
+
+func (f *facts) nodesOf() (found []finding) {
+	for _, n := range f.nodes.GetNodes() {
+		one := finding{
+			State: "fail", Link: objectlessURL("nodes", n.GetName()), Command: "pannier node status " + n.GetName(),
+			About: nodeKey(n.GetName()),
+		}
 		switch n.GetStatus() {
 		case "down":
-			found = append(found, finding{
-				State: "fail", Text: fmt.Sprintf("%s is down: its claims were released", n.GetName()), Link: link,
-				Command: "pannier node status " + n.GetName(),
-			})
+			one.Text = n.GetName() + " is down: its claims were released"
 		case "disconnected":
-			found = append(found, finding{
-				State: "fail", Link: link, Command: "pannier node status " + n.GetName(),
-				Text: fmt.Sprintf("%s sends no heartbeats; it keeps its claims until its lease has ended", n.GetName()),
-			})
+			one.Text = n.GetName() + " sends no heartbeats; it keeps its claims until its lease has ended"
+		}
+		if one.Text != "" {
+			found = append(found, one)
+			continue // nobody reaches its drivers
 		}
 		for _, d := range n.GetDrivers() {
-			if !d.GetHealthy() && n.GetName() != examined { // those there are checked more closely
+			if !d.GetHealthy() && n.GetName() != f.examinedNode() { // those there are checked more closely
 				found = append(found, finding{
-					State: "fail", Link: link, Command: "pannier driver status " + d.GetId(),
-					Text: fmt.Sprintf("driver %s on %s is not healthy: %s", d.GetId(), n.GetName(), d.GetMessage()),
+					State: "fail", Link: one.Link, Command: "pannier driver status " + d.GetId(),
+					About: driverKey(d.GetId(), n.GetName()),
+					Text:  fmt.Sprintf("driver %s on %s is not healthy: %s", d.GetId(), n.GetName(), d.GetMessage()),
 				})
 			}
 		}
@@ -203,7 +274,7 @@ func (f *facts) releasesOf() (found []finding) {
 			state = "fail"
 		}
 		found = append(found, finding{
-			State: state, Link: "/releases", Command: w.Command,
+			State: state, Link: "/releases", Command: w.Command, On: w.Node, Of: w.Of(),
 			Text: strings.TrimSuffix(fmt.Sprintf("%s is not released since %s: %s", w.What(), roughly(time.Since(w.Since.AsTime())),
 				cmp.Or(w.Error, w.WaitsFor)), ": "),
 		})
@@ -250,6 +321,5 @@ func (s *Site) checks(ctx context.Context, u user, r *http.Request) (any, error)
 	all := f.findings()
 	slices.SortStableFunc(all, func(a, b finding) int { return cmp.Compare(urgency(b), urgency(a)) })
 	nodes, _ := s.host.choices(ctx)
-	examined := cmp.Or(f.examined.GetNode(), host, f.status.GetName())
-	return checksData{examined, f.examined.GetAt(), nodes, all, f.unexamined}, nil
+	return checksData{f.examinedNode(), f.examined.GetAt(), nodes, all, f.unexamined}, nil
 }

@@ -28,10 +28,7 @@ var titles = map[string]string{
 // parse reads the templates: each page is the layout with one file.
 func parse() map[string]*template.Template {
 	base := template.Must(template.New("").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html"))
-	all, err := fs.Glob(files, "templates/page-*.html")
-	if err != nil {
-		panic(err) // the pattern is a constant
-	}
+	all, _ := fs.Glob(files, "templates/page-*.html") // the pattern is a constant
 	pages := map[string]*template.Template{}
 	for _, path := range all {
 		name := strings.TrimSuffix(strings.TrimPrefix(path, "templates/page-"), ".html")
@@ -41,11 +38,12 @@ func parse() map[string]*template.Template {
 }
 
 var funcs = template.FuncMap{
+	"nameParts": nameParts, "leased": func(n *hostv1.Node) leasedNode { return leasedNode{n} }, "hasPrefix": strings.HasPrefix, "contains": strings.Contains,
 	"asset": asset, "bytes": size, "ago": ago, "until": until, "left": left, "took": took, "clock": clock, "short": short,
 	"count": count, "percent": percent, "seg": url.PathEscape, "join": strings.Join, "mark": mark, "qualified": qualified,
 	"number": commas,
 	"list":   func(values ...any) []any { return values },
-	"dict":   dict, "rate": rate, "int": func(n int32) int { return int(n) }, "more": func(n int) int { return n - shownClaims },
+	"dict":   dict, "rate": rate, "more": func(n int) int { return n - shownClaims },
 	"few":         func(claims []*hostv1.Claim) []*hostv1.Claim { return claims[:min(len(claims), shownClaims)] },
 	"volumeURL":   func(namespace, id string) string { return objectURL("volumes", namespace, id) },
 	"workloadURL": func(namespace, id, node string) string { return onNode(objectURL("workloads", namespace, id), node) },
@@ -102,45 +100,44 @@ func roughly(d time.Duration) string {
 }
 
 // moment is a time with a machine's form of it.
-func moment(t *timestamppb.Timestamp, text string) template.HTML {
+func moment(t *timestamppb.Timestamp, show func(at time.Time) string) template.HTML {
+	if t == nil {
+		return "–"
+	}
 	at := t.AsTime().UTC()
 	return template.HTML(`<time datetime="` + at.Format(time.RFC3339) + `" title="` + at.Format("2006-01-02 15:04:05 UTC") +
-		`">` + text + `</time>`) // digits and units
+		`">` + show(at) + `</time>`) // digits and units
 }
 
 // ago says how long ago a time was.
 func ago(t *timestamppb.Timestamp) template.HTML {
-	if t == nil {
-		return "–"
-	}
-	return moment(t, roughly(time.Since(t.AsTime()))+" ago")
+	return moment(t, func(at time.Time) string { return roughly(time.Since(at)) + " ago" })
 }
 
 // until says how long it is until a time.
 func until(t *timestamppb.Timestamp) template.HTML {
-	if t == nil {
-		return "–"
-	}
-	if left := time.Until(t.AsTime()); left > 0 {
-		return moment(t, "in "+roughly(left))
-	}
-	return moment(t, "now")
+	return moment(t, func(at time.Time) string { return "in " + roughly(time.Until(at)) })
 }
 
 // left says how long it is until a time, where a heading says of what.
 func left(t *timestamppb.Timestamp) template.HTML {
-	if d := time.Until(t.AsTime()); t != nil && d > 0 {
-		return moment(t, roughly(d))
-	}
-	return "none"
+	return moment(t, func(at time.Time) string { return roughly(time.Until(at)) })
 }
 
-// clock shows a time to the second.
+// clock shows a time to the second, in UTC; web.js shows it in the browser's time zone.
 func clock(t *timestamppb.Timestamp) template.HTML {
-	if t == nil {
-		return "–"
+	return moment(t, func(at time.Time) string { return at.Format("01-02 15:04:05 UTC") })
+}
+
+// The ends of a long name tell it from others: its last characters are always shown.
+const longName, nameEnd = 22, 9
+
+// nameParts are the beginning of a name, which may be cut short, and its end; short names have no end.
+func nameParts(name string) []string {
+	if runes := []rune(name); len(runes) > longName {
+		return []string{string(runes[:len(runes)-nameEnd]), string(runes[len(runes)-nameEnd:])}
 	}
-	return moment(t, t.AsTime().UTC().Format("01-02 15:04:05"))
+	return []string{name}
 }
 
 // took shows a duration.

@@ -9,12 +9,7 @@ import (
 )
 
 // leasedNode is a node with what is left of its lease.
-type leasedNode struct {
-	*hostv1.Node
-	Claims, Workloads int
-	// Detail is false where the node's claims may not be read.
-	Detail bool
-}
+type leasedNode struct{ *hostv1.Node }
 
 // Left is the part of the node's lease that is left, in percent; -1: it needs none.
 func (n leasedNode) Left() int {
@@ -25,31 +20,17 @@ func (n leasedNode) Left() int {
 	return percent(time.Until(n.GetLetGoAt().AsTime()).Milliseconds(), whole.Milliseconds())
 }
 
-// Sick counts the node's drivers that are not healthy.
-func (n leasedNode) Sick() (sick int) {
-	for _, d := range n.GetDrivers() {
-		if !d.GetHealthy() {
-			sick++
-		}
-	}
-	return sick
-}
-
 func (s *Site) nodes(ctx context.Context, _ user, _ *http.Request) (any, error) {
 	res, err := s.host.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
-	all := make([]leasedNode, 0, len(res.GetNodes()))
-	for _, n := range res.GetNodes() {
-		all = append(all, leasedNode{Node: n})
-	}
-	return all, nil
+	return res.GetNodes(), nil
 }
 
 type nodeData struct {
 	leasedNode
-	Runs []*hostv1.NodeWorkload
+	Runs []*hostv1.Workload
 	Held []*hostv1.Claim
 }
 
@@ -58,5 +39,5 @@ func (s *Site) node(ctx context.Context, _ user, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nodeData{leasedNode{Node: res.GetNode()}, res.GetWorkloads(), res.GetClaims()}, nil
+	return nodeData{leasedNode{res.GetNode()}, ofLedger(res), res.GetClaims()}, nil
 }

@@ -36,11 +36,12 @@ const (
 	othersAtOnce, maxOthers = 16, 200
 )
 
-// choices are the cluster's nodes, for a page to choose from, or why they are not shown. They need no leader.
-func (h host) choices(ctx context.Context) (names []string, why string) {
+// choices are the cluster's nodes, for a page to choose from, or why they are not shown. They need no leader. Nodes in
+// the given states of gossip are left out.
+func (h host) choices(ctx context.Context, without ...string) (names []string, why string) {
 	res, err := h.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	for _, m := range res.GetMembers() {
-		if m.GetStatus() != "left" {
+		if m.GetStatus() != "left" && !slices.Contains(without, m.GetStatus()) {
 			names = append(names, m.GetName())
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 
 	"github.com/pannier/pannier/plugins/web/internal/trend"
@@ -22,10 +24,8 @@ type overviewData struct {
 	Unexamined bool
 	Nodes      []*hostv1.Node
 	Leader     string
-	Peers      []*hostv1.RaftPeer
 	Voters     int
 	Slack      int64
-	Single     bool
 	Used       chart
 	Stalled    chart
 }
@@ -39,9 +39,6 @@ func (d overviewData) Ready() (n int) {
 	}
 	return n
 }
-
-// Absent counts the nodes that are not ready.
-func (d overviewData) Absent() int { return len(d.Nodes) - d.Ready() }
 
 // DiskUsed is the part of the data directory's file system that is used, in bytes.
 func (d overviewData) DiskUsed() uint64 { return d.Status.GetDataDirSize() - d.Status.GetDataDirFree() }
@@ -59,17 +56,15 @@ func (s *Site) overview(ctx context.Context, u user, r *http.Request) (any, erro
 	if err != nil {
 		return nil, err
 	}
-	d := overviewData{Status: f.status, Nodes: f.nodes.GetNodes(), Peers: f.health.GetPeers(), Unexamined: f.unexamined}
-	d.Single = len(d.Nodes) == 1
-	d.Slack = f.health.GetFailureTolerance()
 	all := f.findings()
-	d.Problems = problems(all)
+	d := overviewData{Status: f.status, Nodes: f.nodes.GetNodes(), Unexamined: f.unexamined, Problems: problems(all)}
+	d.Slack = f.health.GetFailureTolerance()
 	for _, one := range all {
 		if one.State == "not shown" {
 			d.Hidden = append(d.Hidden, one.Check)
 		}
 	}
-	for _, p := range d.Peers {
+	for _, p := range f.health.GetPeers() {
 		if p.GetVoter() {
 			d.Voters++
 		}
@@ -103,7 +98,8 @@ type chart struct {
 	Min, Max, First, Last string
 	Samples               int
 	// Since is when the first sample was taken, and Hours how long before the last.
-	Since, Hours string
+	Since *timestamppb.Timestamp
+	Hours string
 }
 
 // The size of a chart's coordinates.
@@ -149,7 +145,7 @@ func plot(samples []trend.Sample, of func(trend.Sample) float64, show func(float
 	return chart{
 		Points: line, Dots: dots.String(), Area: fmt.Sprintf("%.1f,%d %s %.1f,%d", left, chartHeight, line, right, chartHeight),
 		Min: show(low), Max: show(high), First: show(of(samples[0])), Last: show(of(last)), Samples: len(samples),
-		Since: time.Unix(samples[0].At, 0).UTC().Format("15:04 UTC"),
+		Since: timestamppb.New(time.Unix(samples[0].At, 0)),
 		Hours: roughly(time.Duration(last.At-samples[0].At) * time.Second),
 	}
 }

@@ -27,8 +27,8 @@ func TestPlot(t *testing.T) {
 		if dots := strings.Count(c.Dots, "M"); count <= fewSamples && dots != count || count > fewSamples && dots > 0 {
 			t.Errorf("%d samples have %d dots: %s", count, dots, c.Dots)
 		}
-		if c.Since != "08:00 UTC" {
-			t.Errorf("%d samples: since %s", count, c.Since)
+		if c.Since.GetSeconds() != samples[0].At {
+			t.Errorf("%d samples: since %s", count, c.Since.AsTime())
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"fmt"
 	"hash/maphash"
 	"net/http"
 	"net/url"
@@ -35,9 +34,6 @@ type page struct {
 	Code        int
 	Error       string
 }
-
-// Here is the path of this page, for links that change the query only.
-func (p page) Here() string { path, _, _ := strings.Cut(p.Path, "?"); return path }
 
 // liveParam asks for a page as a stream.
 const liveParam = "live"
@@ -190,14 +186,11 @@ func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
 	}
 }
 
-// message is an unnamed server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+// message is an unnamed server-sent event. CR, LF and CRLF each end a line of a stream
+// (https://html.spec.whatwg.org/multipage/server-sent-events.html, 9.2.6), as they do in a page.
 func message(text []byte) []byte {
-	var out bytes.Buffer
-	for line := range bytes.Lines(text) {
-		fmt.Fprintf(&out, "data: %s\n", bytes.TrimRight(line, "\r\n"))
-	}
-	out.WriteByte('\n')
-	return out.Bytes()
+	lines := strings.Split(strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.TrimRight(string(text), "\r\n")), "\n")
+	return []byte("data: " + strings.Join(lines, "\ndata: ") + "\n\n")
 }
 
 // stream is one of the API's.
@@ -218,33 +211,29 @@ func (h host) watch(ctx context.Context, node string, following *sync.WaitGroup)
 		}
 	}
 	follow := func(open func() (stream, error)) {
-		for ctx.Err() == nil {
-			if from, err := open(); err == nil { // the token may not, or the leader has changed
-				for from.Receive() {
-					tell()
+		following.Go(func() {
+			for ctx.Err() == nil {
+				if from, err := open(); err == nil { // the token may not, or the leader has changed
+					for from.Receive() {
+						tell()
+					}
+					if from.Err() == nil {
+						tell()
+					}
+					_ = from.Close() // it has ended
 				}
-				if from.Err() == nil {
-					tell()
+				select {
+				case <-time.After(time.Second):
+				case <-ctx.Done():
 				}
-				_ = from.Close() // it has ended
 			}
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
-		}
+		})
 	}
-	following.Go(func() {
-		follow(func() (stream, error) {
-			return h.System.Watch(ctx, &hostv1.WatchRequest{
-				Topics: []string{"volumes", "claims", "nodes", "workloads", "drivers"},
-			})
+	follow(func() (stream, error) {
+		return h.System.Watch(ctx, &hostv1.WatchRequest{
+			Topics: []string{"volumes", "claims", "nodes", "workloads", "drivers"},
 		})
 	})
-	following.Go(func() {
-		follow(func() (stream, error) {
-			return h.Agent.Events(ctx, &hostv1.EventsRequest{Follow: true, Node: node})
-		})
-	})
+	follow(func() (stream, error) { return h.Agent.Events(ctx, &hostv1.EventsRequest{Follow: true, Node: node}) })
 	return changed
 }

@@ -26,7 +26,7 @@ func (d pluginData) Past() []*hostv1.PluginSwap {
 	return past
 }
 
-func (s *Site) plugin(ctx context.Context, _ user, r *http.Request) (any, error) {
+func (s *Site) plugin(ctx context.Context, u user, r *http.Request) (any, error) {
 	node, name := nodeOf(r), r.PathValue("name")
 	of, err := s.host.pluginsOf(ctx, node)
 	if err != nil {
@@ -37,8 +37,9 @@ func (s *Site) plugin(ctx context.Context, _ user, r *http.Request) (any, error)
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("%s has no plugin %q", cmp.Or(node, "this host"), name))
 	}
 	d := pluginData{Plugin: of.Plugins[at], Node: node}
-	d.Events, _ = s.host.eventsOf(ctx, node, []string{"plugin"},
+	d.Events, _ = s.history(ctx, u, r, cmp.Or(node, of.Name), []string{"plugin"},
 		func(e *hostv1.Event) bool { return e.GetSubject() == name })
+	d.Events = d.Events[:min(len(d.Events), ownEvents)]
 	return d, nil
 }
 
@@ -55,14 +56,14 @@ type driverData struct {
 	Events []event
 }
 
-func (s *Site) driver(ctx context.Context, _ user, r *http.Request) (any, error) {
+func (s *Site) driver(ctx context.Context, u user, r *http.Request) (any, error) {
 	id := r.PathValue("id")
 	res, err := s.host.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: id})
 	if err != nil {
 		return nil, err
 	}
 	d := driverData{Driver: res.GetDriver()}
-	d.Events, _ = s.host.eventsOf(ctx, "", []string{"driver"}, func(e *hostv1.Event) bool { return e.GetSubject() == id })
+	d.Events, _ = s.eventsOf(ctx, u, r, []string{"driver"}, func(e *hostv1.Event) bool { return e.GetSubject() == id })
 	return d, nil
 }
 

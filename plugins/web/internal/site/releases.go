@@ -17,6 +17,7 @@ import (
 // waiting is a claim whose release goes on, or a workload of this node whose release failed and is tried again.
 type waiting struct {
 	Namespace, Volume, Workload, Node string
+	Driver                            string
 	State                             string
 	Since, NextTry                    *timestamppb.Timestamp
 	Tries                             int32
@@ -29,6 +30,14 @@ func (w waiting) What() string {
 		return "workload " + w.Workload
 	}
 	return "volume " + qualified(w.Namespace, w.Volume) + " on " + w.Node
+}
+
+// Of names what has to act next: the node, with its part of the driver. Nothing, once the node has done its part.
+func (w waiting) Of() []string {
+	if w.State == "node-detached" {
+		return nil
+	}
+	return []string{nodeKey(w.Node), driverKey(w.Driver, w.Node)}
 }
 
 // maxExplained bounds how many releases are explained on a page: each one asks nodes and drivers. The oldest are.
@@ -45,7 +54,7 @@ func (h host) waiting(ctx context.Context) (all []waiting, err error) {
 			if c.GetState() != "taken" {
 				all = append(all, waiting{
 					Namespace: v.GetSpec().GetNamespace(), Volume: v.GetSpec().GetId(), Workload: c.GetWorkload(), Node: c.GetNode(),
-					State: c.GetState(), Since: cmp.Or(c.GetModifiedAt(), c.GetTakenAt()),
+					State: c.GetState(), Driver: v.GetSpec().GetPluginId(), Since: cmp.Or(c.GetModifiedAt(), c.GetTakenAt()),
 					Error: c.GetLastError(), NextTry: c.GetNextTryAt(),
 				})
 			}

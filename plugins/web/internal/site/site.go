@@ -9,6 +9,7 @@ import (
 	"github.com/pannier/pannier/plugins/web/internal/session"
 	"github.com/pannier/pannier/plugins/web/internal/trend"
 	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // Config has the dependencies of a Site.
@@ -39,7 +40,8 @@ type Site struct {
 	host    host
 	pages   map[string]*template.Template
 	streams chan struct{} // a slot of each page that is kept up to date
-	usages  usages
+	usages  kept[*hostv1.VolumeUsage]
+	others  kept[[]event]
 }
 
 const (

@@ -15,18 +15,12 @@ var files embed.FS
 // sums are the first digits of the SHA-256 of the static files, by name. An address of a file has it, so that a browser
 // keeps the file until its content changes.
 var sums = func() map[string]string {
-	all, err := fs.ReadDir(files, "static")
-	if err != nil {
-		panic(err) // it is compiled in
-	}
 	found := map[string]string{}
-	for _, f := range all {
-		text, err := files.ReadFile("static/" + f.Name())
-		if err != nil {
-			panic(err)
-		}
+	all, _ := fs.Glob(files, "static/*") // the pattern is a constant, and the files are compiled in
+	for _, file := range all {
+		text, _ := files.ReadFile(file)
 		sum := sha256.Sum256(text)
-		found[f.Name()] = hex.EncodeToString(sum[:6])
+		found[path.Base(file)] = hex.EncodeToString(sum[:6])
 	}
 	return found
 }()

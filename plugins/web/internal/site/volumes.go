@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -31,6 +32,8 @@ type volumesData struct {
 type row struct {
 	*hostv1.Volume
 	Usage *hostv1.VolumeUsage
+	// Notes say what is wrong with it.
+	Notes []string
 }
 
 // State of a volume in one word.
@@ -45,6 +48,38 @@ func volumeState(claims []*hostv1.Claim) string {
 		state = "in use"
 	}
 	return state
+}
+
+// nearlyFull is how full a volume is in percent when that is a problem.
+const nearlyFull = 95
+
+// note adds what is wrong with the volume. That some host does not have its driver is no fault of it.
+func (r *row) note(nodes map[string]string, releases []waiting) {
+	add := func(why string) { r.Notes = append(r.Notes, why) }
+	for _, c := range r.GetClaims() {
+		if status, known := nodes[c.GetNode()]; known && status != readyNode {
+			add(c.GetNode() + " is " + status)
+		}
+		at := slices.IndexFunc(releases, func(w waiting) bool {
+			return w.Volume == c.GetVolume() && w.Namespace == c.GetNamespace() && w.Workload == c.GetWorkload() &&
+				w.Node == c.GetNode()
+		})
+		if why := c.GetLastError(); at >= 0 {
+			add(cmp.Or(releases[at].Error, why, "waits for "+releases[at].WaitsFor))
+		} else if why != "" {
+			add(why)
+		}
+	}
+	if r.Usage.GetAbnormal() {
+		add(cmp.Or(r.Usage.GetCondition(), "the driver reports it as abnormal"))
+	}
+	if percent(r.Usage.GetBytesUsed(), r.Usage.GetBytesTotal()) >= nearlyFull {
+		add("nearly full")
+	}
+	if r.GetNodesHealthy() == 0 && !r.GetDriverHealthy() {
+		add(strings.TrimSuffix("driver "+r.GetSpec().GetPluginId()+" is healthy on no node: "+r.GetDriverMessage(), ": "))
+	}
+	r.Notes = slices.Compact(r.Notes) // several claims have one error
 }
 
 // Query is the address of another page of the same list.
@@ -87,10 +122,11 @@ func (s *Site) volumes(ctx context.Context, u user, r *http.Request) (any, error
 	if !slices.Contains(d.States, d.State) {
 		d.State = ""
 	}
-	res, err := s.host.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{
+	req := &hostv1.ListVolumesRequest{
 		Namespace: cmp.Or(d.Namespace, "*"), PluginId: d.Driver, Search: d.Search, State: d.State, PerPage: perPage,
 		Page: int32(d.Page), //nolint:gosec // it is bounded above
-	})
+	}
+	res, err := s.host.Volumes.ListVolumes(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -101,9 +137,35 @@ func (s *Site) volumes(ctx context.Context, u user, r *http.Request) (any, error
 	for _, v := range res.GetVolumes() {
 		d.Volumes = append(d.Volumes, row{Volume: v})
 	}
-	if d.Usage {
-		s.usages.fill(ctx, s.host, u, d.Volumes)
+	if d.Page == 1 && d.Pages > 1 && d.State == "" { // those that wait are not behind the first page
+		req.State = "releasing"
+		late, err := s.host.Volumes.ListVolumes(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range late.GetVolumes() {
+			if !slices.ContainsFunc(d.Volumes, func(r row) bool { return r.GetCreateIndex() == v.GetCreateIndex() }) {
+				d.Volumes = append(d.Volumes, row{Volume: v})
+			}
+		}
 	}
+	var releases []waiting
+	if d.Usage {
+		s.fillUsage(ctx, u, d.Volumes)
+		releases, _ = s.host.waiting(ctx) // else the notes have less
+	}
+	nodes := map[string]string{}
+	all, _ := s.host.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{}) // nor may every user see them
+	for _, n := range all.GetNodes() {
+		nodes[n.GetName()] = n.GetStatus()
+	}
+	for n := range d.Volumes {
+		d.Volumes[n].note(nodes, releases)
+	}
+	slices.SortStableFunc(d.Volumes, func(a, b row) int {
+		return cmp.Or(cmp.Compare(min(len(b.Notes), 1), min(len(a.Notes), 1)),
+			cmp.Compare(b.State(), a.State())) // releasing, in use, free
+	})
 	return d, nil
 }
 
@@ -119,6 +181,8 @@ type volumeData struct {
 	Snapshots  []*hostv1.Snapshot
 	// SnapshotsWhy says why none are shown.
 	SnapshotsWhy string
+	// CanSnapshot and CanDelete say whether a controller of the driver can.
+	CanSnapshot, CanDelete bool
 	// Nodes have claims, each once.
 	Nodes []string
 }
@@ -168,7 +232,7 @@ func way(c *hostv1.ExplainedClaim) wayOut {
 // ownEvents is how many events a page of one object has.
 const ownEvents = 50
 
-func (s *Site) volume(ctx context.Context, _ user, r *http.Request) (any, error) {
+func (s *Site) volume(ctx context.Context, u user, r *http.Request) (any, error) {
 	namespace, id := r.PathValue("namespace"), r.PathValue("id")
 	res, err := s.host.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: namespace, Id: id})
 	if err != nil {
@@ -186,11 +250,28 @@ func (s *Site) volume(ctx context.Context, _ user, r *http.Request) (any, error)
 			d.Nodes = append(d.Nodes, node)
 		}
 	}
-	d.Events, d.EventsWhy = s.host.eventsOf(ctx, "", []string{"volume", "claim", "snapshot"}, func(e *hostv1.Event) bool {
+	d.Events, d.EventsWhy = s.eventsOf(ctx, u, r, []string{"volume", "claim", "snapshot", "workload"}, func(e *hostv1.Event) bool {
 		name := qualified(namespace, id)
+		if e.GetTopic() == "workload" {
+			return slices.ContainsFunc(d.Claims, func(c wayOut) bool {
+				return e.GetSubject() == qualified(namespace, c.GetClaim().GetWorkload())
+			})
+		}
 		return e.GetSubject() == name || e.GetDetails()["volume"] == name || e.GetDetails()["volume"] == id
 	})
-	d.Snapshots, d.SnapshotsWhy = s.host.snapshotsOf(ctx, d.Volume)
+	driver, err := s.host.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: d.Volume.GetSpec().GetPluginId()})
+	can := func(capability string) bool {
+		return connect.CodeOf(err) == connect.CodePermissionDenied || // the action says whether it can
+			slices.Contains(driver.GetDriver().GetControllerCapabilities(), capability) ||
+			slices.ContainsFunc(driver.GetDriver().GetOnNodes(), func(n *hostv1.DriverOnNode) bool {
+				return slices.Contains(n.GetControllerCapabilities(), capability)
+			})
+	}
+	d.CanSnapshot, d.CanDelete = can("CREATE_DELETE_SNAPSHOT"), can("CREATE_DELETE_VOLUME")
+	d.SnapshotsWhy = "The driver makes no snapshots."
+	if d.CanSnapshot {
+		d.Snapshots, d.SnapshotsWhy = s.host.snapshotsOf(ctx, d.Volume)
+	}
 	return d, nil
 }
 

@@ -1,4 +1,5 @@
-// Says whether the page is kept up to date, and copies a command that is clicked. Pages can be read without it.
+// Says whether the page is kept up to date, shows times in the browser's time zone, and copies a command that is
+// clicked. Pages can be read without it.
 document.addEventListener('htmx:sse:after:message', () => live('live', 'good'));
 document.addEventListener('htmx:sse:error', () => live('not live: reload', 'bad'));
 document.addEventListener('htmx:sse:close', () => live('not live: reload', 'bad'));
@@ -13,6 +14,24 @@ addEventListener('pagehide', () => {
   connection?.abortController.abort();
 });
 addEventListener('pageshow', event => event.persisted && location.reload());
+
+// Times in UTC are shown as the browser's clock shows them, with UTC as the title. An update brings UTC again.
+const utc = /\b(\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d UTC\b/g, pad = n => String(n).padStart(2, '0');
+function clocks() {
+  const texts = document.createTreeWalker(document.getElementById('main'), NodeFilter.SHOW_TEXT);
+  for (let text; text = texts.nextNode();) {
+    const place = text.parentElement, shown = text.data.replace(utc, (found, year) => {
+      const at = new Date(year ? found.replace(' UTC', 'Z') : place.dateTime);
+      return isNaN(at) ? found : (year ? at.getFullYear() + '-' : '') + pad(at.getMonth() + 1) + '-' + pad(at.getDate()) + ' ' +
+        [at.getHours(), at.getMinutes(), at.getSeconds()].map(pad).join(':');
+    });
+    if (shown === text.data) continue;
+    if (!place.title) place.title = text.data.match(utc).join(', ');
+    text.data = shown;
+  }
+}
+new MutationObserver(clocks).observe(document.getElementById('main'), {childList: true, subtree: true, characterData: true});
+clocks();
 
 function live(text, kind) {
   const shown = document.getElementById('live');
