@@ -49,6 +49,12 @@ func nodeOf(msg any) string {
 		return m.GetNode()
 	case *hostv1.GetWorkloadRequest:
 		return m.GetNode()
+	case *hostv1.CheckWorkloadRequest:
+		return m.GetNode()
+	case *hostv1.StartWorkloadRequest:
+		return m.GetNode()
+	case *hostv1.StopWorkloadRequest:
+		return m.GetNode()
 	default:
 		return ""
 	}

@@ -167,10 +167,40 @@ func calls(ctx context.Context, c *api.Client, node string) map[string]func() (s
 			}
 			return r.GetWorkload().GetNode(), nil
 		},
+		"CheckWorkload": func() (string, error) {
+			r, err := c.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{
+				Spec: &hostv1.WorkloadSpec{Id: "w"}, Node: node,
+			})
+			if err != nil {
+				return "", err
+			}
+			return r.GetNode(), nil
+		},
+		"StartWorkload": func() (string, error) {
+			stream, err := c.Workloads.StartWorkload(ctx, &hostv1.StartWorkloadRequest{
+				Spec: &hostv1.WorkloadSpec{Id: "w"}, Node: node,
+			})
+			return lastNode(stream, err)
+		},
+		"StopWorkload": func() (string, error) {
+			stream, err := c.Workloads.StopWorkload(ctx, &hostv1.StopWorkloadRequest{Id: "w", Node: node})
+			return lastNode(stream, err)
+		},
 		"Events": func() (string, error) {
 			return firstEvent(ctx, c, &hostv1.EventsRequest{Recent: 1, Topics: []string{"driver"}, Node: node})
 		},
 	}
+}
+
+// lastNode returns the node of the workload at the end of a stream.
+func lastNode[T any](stream *connect.ServerStreamForClient[T], err error) (node string, _ error) {
+	if err != nil {
+		return "", err
+	}
+	for stream.Receive() {
+		node = any(stream.Msg()).(interface{ GetWorkload() *hostv1.Workload }).GetWorkload().GetNode()
+	}
+	return node, errors.Join(stream.Err(), stream.Close())
 }
 
 // firstEvent returns the subject of the first event.
@@ -197,7 +227,10 @@ func (h *host) runs(t *testing.T) {
 	h.bus.Publish(events.Event{Topic: events.TopicDriver, Type: "test", Subject: h.cfg.Name})
 }
 
-const readsAll = `namespace "*" { policy = "read" }
+const readsAll = `namespace "*" {
+		policy       = "read"
+		capabilities = ["submit-workload"]
+	}
 	agent { policy = "read" }
 	plugin { policy = "read" }
 	node { policy = "read" }`
@@ -280,6 +313,12 @@ func TestAskAnotherNodeWithFewRights(t *testing.T) {
 				wantError(t, err, code, namespace)
 			}
 		}
+		_, err := lastNode(client.Workloads.StopWorkload(node.ctx,
+			&hostv1.StopWorkloadRequest{Namespace: "till", Id: "w", Node: "node"}))
+		wantError(t, err, connect.CodePermissionDenied, "till")
+		_, err = lastNode(client.Workloads.StartWorkload(node.ctx,
+			&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{Namespace: "till", Id: "v"}, Node: "node"}))
+		wantError(t, err, connect.CodePermissionDenied, "till")
 		stream, err := client.Agent.Events(node.ctx,
 			&hostv1.EventsRequest{Recent: 100, Topics: []string{events.TopicWorkload}, Node: "node"})
 		check.NoError(t, err)

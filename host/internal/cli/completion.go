@@ -71,6 +71,7 @@ var (
 var arguments = map[string]kind{
 	"DRIVER": drivers, "NODE": nodes, "VOLUME": volumes, "SPEC|ID": workloads,
 	"driver ID": drivers, "policy NAME": policies, "role NAME": roles, "volume ID": volumes,
+	"workload ID":    workloads,
 	"plugin NAME":    plugins,
 	"token ACCESSOR": tokens,
 	"keyring ID":     {nil, "pannier keyring list has the keys' ids"},

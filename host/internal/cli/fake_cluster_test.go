@@ -64,6 +64,11 @@ func (f *fake) GetNode(r *hostv1.GetNodeRequest) (*hostv1.GetNodeResponse, error
 			Namespace: "default", Id: "db", Status: "waiting",
 			After: []string{"default/web"}, CreatedAt: ago(time.Hour),
 		}}
+		for id, w := range f.workloads {
+			if w.GetNode() == r.GetName() && w.GetState() != "stopped" {
+				resp.Workloads = append(resp.Workloads, &hostv1.NodeWorkload{Namespace: "default", Id: id, Status: "running"})
+			}
+		}
 		resp.Claims = []*hostv1.Claim{{
 			Volume: "data", Namespace: "default", Workload: "web", Node: r.GetName(), Mode: "write",
 			State: "unpublishing", TakenAt: ago(2 * time.Hour),

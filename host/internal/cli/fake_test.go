@@ -50,6 +50,7 @@ type fake struct {
 	workloads map[string]*hostv1.Workload
 	running   map[string]int64
 	stops     int
+	holders   []*hostv1.Holder
 	forgot    bool // a page's token
 	// breaks is the number of streams that still have to break off early.
 	breaks   int
@@ -156,12 +157,12 @@ func (f *fake) close() {
 	f.served.Wait()
 }
 
-// otherNode answers a call that names a node: n2 as this agent answers, selfish as an agent that answers for itself.
-// Others are not there.
+// otherNode answers a call that names a node: n1 and n2 as this agent answers, selfish as an agent that answers for
+// itself. Others are not there.
 func otherNode(node string, header http.Header) error {
 	switch node {
 	case "", "selfish":
-	case "n2":
+	case "n1", "n2":
 		header.Set(api.NodeHeader, node)
 	default:
 		header.Set(api.NodeHeader, "n1")
@@ -647,7 +648,7 @@ func (f *fake) GetWorkload(r *hostv1.GetWorkloadRequest) (*hostv1.GetWorkloadRes
 	if w == nil {
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no workload %q", r.GetId()))
 	}
-	resp := &hostv1.GetWorkloadResponse{Workload: w}
+	resp := &hostv1.GetWorkloadResponse{Workload: w, Holders: f.holders}
 	for _, s := range w.GetServices() {
 		if s.GetTokenAccessor() == "" || !r.GetTokens() {
 			continue

@@ -129,3 +129,18 @@ func TestFit(t *testing.T) {
 		}
 	}
 }
+
+// A command that ends a process names its host, as it reaches no other. Pannier's own reach every node.
+func TestCommandsNameTheirHost(t *testing.T) {
+	for command, want := range map[string]string{
+		"kill 7": "on n2: kill 7", "docker stop web": "on n2: docker stop web", "pannier workload stop w": "pannier workload stop w",
+	} {
+		explained := &hostv1.ExplainedClaim{Claim: &hostv1.Claim{Node: "n2"}, Command: command}
+		if got := commandOf(explained); got != want {
+			t.Errorf("of a claim: %q, not %q", got, want)
+		}
+		if got := releaseText(&hostv1.Release{Command: command}, "n2"); !strings.HasSuffix(got, "; to end that: "+want) {
+			t.Errorf("of a release: %q does not end with %q", got, want)
+		}
+	}
+}

@@ -20,11 +20,11 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clitest"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -298,21 +298,6 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 	}
 }
 
-// openTerminal opens a pseudo-terminal and returns both ends.
-func openTerminal(t *testing.T) (keyboard, terminal *os.File) {
-	t.Helper()
-	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	check.NoError(t, err)
-	t.Cleanup(func() { keyboard.Close() })
-	check.NoError(t, unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0))
-	n, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
-	check.NoError(t, err)
-	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	check.NoError(t, err)
-	t.Cleanup(func() { terminal.Close() })
-	return keyboard, terminal
-}
-
 // The terminal sends Ctrl-C to the whole process group. The command must not forward it to the program a
 // second time.
 func TestInterruptOfATerminalComesOnce(t *testing.T) {
@@ -326,7 +311,7 @@ func TestInterruptOfATerminalComesOnce(t *testing.T) {
 
 func interruptOnce(t *testing.T, blocks []string) {
 	f := startFake(t)
-	keyboard, terminal := openTerminal(t)
+	keyboard, terminal := clitest.Terminal(t)
 	out := &check.Buffer{}
 	read := make(chan struct{})
 	go func() {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clitest"
 )
 
 const slowVolume = `id = "slow"
@@ -29,7 +30,7 @@ func TestAnnounce(t *testing.T) {
 			t.Parallel()
 			f := startFake(t)
 			f.slow, f.leaderless = make(chan struct{}), leaderless
-			keyboard, terminal := openTerminal(t)
+			keyboard, terminal := clitest.Terminal(t)
 			spec := filepath.Join(t.TempDir(), "slow.hcl")
 			check.NoError(t, os.WriteFile(spec, []byte(slowVolume), 0o600))
 			out, err := os.Create(filepath.Join(t.TempDir(), "out"))

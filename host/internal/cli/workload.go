@@ -23,7 +23,7 @@ import (
 
 func workloadNoun() noun {
 	var node string
-	return nounOf("workload", "Workloads, their volumes and services", append(workloadSpecVerbs(), runVerb(), leaveVerb(), stopVerb(),
+	return nounOf("workload", "Workloads, their volumes and services", append(workloadSpecVerbs(), runVerb(), leaveVerb(), stopVerb(), moveVerb(),
 		verb{
 			use: "status [SPEC|ID]", short: "List the workloads, or show one with its mounts, services and steps",
 			example: "redis\nredis -node n2", formats: mountFormats,

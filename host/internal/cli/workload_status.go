@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -184,12 +185,16 @@ func dryStart(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
 		append([]string{}, resp.GetProblems()...),
 	}
 	all := resp.GetProblems()
+	if err := takes(ctx, c, resp.GetNode(), spec.GetNamespace()); errors.Is(err, claim.ErrIneligible) ||
+		errors.Is(err, claim.ErrUnbound) { // who may not read nodes is not told
+		all = append(all, err.Error())
+	}
 	for _, v := range resp.GetVolumes() {
 		one := dryVolume{
 			v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(), []string{}, "",
 		}
 		if v.GetVolume() != "" { // else its driver makes it for this workload
-			if err := one.claim(ctx, c, spec, resp.GetNode()); err != nil {
+			if err := one.claim(ctx, c, spec, resp.GetNode(), ""); err != nil {
 				return err
 			}
 		}
@@ -207,8 +212,26 @@ func dryStart(ctx context.Context, c *call, spec *hostv1.WorkloadSpec) error {
 	return nil
 }
 
-// claim finds out who has a volume, and whether the workload would get its claim.
-func (v *dryVolume) claim(ctx context.Context, c *call, spec *hostv1.WorkloadSpec, node string) error {
+// takes returns why a node starts no workloads of a namespace now.
+func takes(ctx context.Context, c *call, name, namespace string) error {
+	resp, err := c.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: name})
+	if err != nil {
+		return err
+	}
+	have := resp.GetNode()
+	n := claim.Node{
+		Name: name, Status: claim.NodeStatus(have.GetStatus()), StatusAt: have.GetStatusAt().AsTime(),
+		Ineligible: !have.GetEligible(), Namespaces: have.GetNamespaces(),
+	}
+	if have.GetDrain() != nil {
+		n.Drain = &claim.Drain{StartedAt: have.GetDrain().GetStartedAt().AsTime()}
+	}
+	return cmp.Or(n.CheckEligible(), n.CheckNamespace(namespace))
+}
+
+// claim finds out who has a volume, and whether the workload would get its claim on a node, after it has left another
+// one if that is named.
+func (v *dryVolume) claim(ctx context.Context, c *call, spec *hostv1.WorkloadSpec, node, left string) error {
 	resp, err := c.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: v.Volume})
 	if err != nil {
 		return err
@@ -223,6 +246,9 @@ func (v *dryVolume) claim(ctx context.Context, c *call, spec *hostv1.WorkloadSpe
 			Mode: claim.Mode(one.GetMode()), AccessMode: claim.AccessMode(one.GetAccessMode()),
 			AttachmentMode: claim.AttachmentMode(one.GetAttachmentMode()), State: claim.State(one.GetState()),
 			TakenAt: one.GetTakenAt().AsTime(),
+		}
+		if h.Node == left && h.Workload == (claim.WorkloadRef{Namespace: spec.GetNamespace(), ID: spec.GetId()}) {
+			continue
 		}
 		held = append(held, h)
 		v.Holders = append(v.Holders, fmt.Sprintf("%s on %s (%s)", h.Workload, h.Node, h.Mode))

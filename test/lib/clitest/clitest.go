@@ -16,6 +16,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -174,4 +175,19 @@ func manPage(name string, cmd *cobra.Command) string {
 	}
 	fmt.Fprintln(&out, text(strings.Join(also, ", ")))
 	return out.String()
+}
+
+// Terminal opens a pseudo-terminal and returns both ends.
+func Terminal(t *testing.T) (keyboard, terminal *os.File) {
+	t.Helper()
+	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	check.NoError(t, err)
+	t.Cleanup(func() { keyboard.Close() })
+	check.NoError(t, unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
+	check.NoError(t, err)
+	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	check.NoError(t, err)
+	t.Cleanup(func() { terminal.Close() })
+	return keyboard, terminal
 }

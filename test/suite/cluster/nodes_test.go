@@ -41,6 +41,7 @@ func TestNodes(t *testing.T) {
 	n := nodes{c, c.Host("server-1"), c.Host("server-2"), c.Host("server-3"), c.Host("node-1"), c.Host("node-2")}
 	c.Stage(t, "controllers take turns, and one takes over from another", n.controllers)
 	c.Stage(t, "a volume is used where it can be reached, and grows there", n.places)
+	c.Stage(t, "a workload is moved to another node", n.move)
 	c.Stage(t, "workloads come one after the other", n.after)
 	c.Stage(t, "a query waits for a change", n.waiting)
 	c.Stage(t, "a stream tells of changes", n.watching)

@@ -2,6 +2,7 @@ package agentcli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -9,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/pannier/pannier/host/internal/cli"
@@ -77,9 +80,10 @@ func TestScripts(t *testing.T) {
 type stoppable struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 	hostv1connect.UnimplementedMemberServiceHandler
-	socket string
-	server *http.Server
-	served sync.WaitGroup
+	socket  string
+	server  *http.Server
+	served  sync.WaitGroup
+	secured atomic.Bool // by its upgrade
 }
 
 func (s *stoppable) start() error {
@@ -103,7 +107,16 @@ func (s *stoppable) close() {
 }
 
 func (s *stoppable) Status(context.Context, *hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
+	if s.secured.Load() {
+		return nil, connect.NewError(connect.CodePermissionDenied, errors.New("this call has no token"))
+	}
 	return &hostv1.StatusResponse{}, nil
+}
+
+// Upgrade replaces the program by one whose configuration has ACLs.
+func (s *stoppable) Upgrade(context.Context, *hostv1.UpgradeRequest) (*hostv1.UpgradeResponse, error) {
+	s.secured.Store(true)
+	return &hostv1.UpgradeResponse{Pid: 40, From: "1.2.2", To: "1.2.3", Attempt: "1"}, nil
 }
 
 func (s *stoppable) Stop(_ context.Context, r *hostv1.StopRequest) (*hostv1.StopResponse, error) {

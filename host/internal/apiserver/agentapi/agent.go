@@ -159,7 +159,7 @@ func (h *Handler) Events(ctx context.Context, req *hostv1.EventsRequest,
 	stream *connect.ServerStream[hostv1.EventsResponse],
 ) error {
 	if h.Nodes.IsOther(req.GetNode()) {
-		return h.Nodes.Events(ctx, req, stream)
+		return asknode.Stream(ctx, h.Nodes, req, req.GetNode(), stream, asknode.Clients.Events)
 	}
 	recent := int(req.GetRecent())
 	if recent < 0 || recent > events.DefaultSize {

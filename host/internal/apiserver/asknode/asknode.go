@@ -18,11 +18,10 @@ import (
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/api"
-	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
-// nodeCalls are these calls, with the command that shows the same on the node itself.
+// nodeCalls are these calls, with the command that does the same on the node itself.
 var nodeCalls = map[string]string{
 	hostv1connect.AgentServiceStatusProcedure:           "pannier status",
 	hostv1connect.AgentServiceEventsProcedure:           "pannier events",
@@ -30,6 +29,9 @@ var nodeCalls = map[string]string{
 	hostv1connect.PluginServiceListPluginsProcedure:     "pannier plugin list",
 	hostv1connect.WorkloadServiceListWorkloadsProcedure: "pannier workload list",
 	hostv1connect.WorkloadServiceGetWorkloadProcedure:   "pannier workload status",
+	hostv1connect.WorkloadServiceCheckWorkloadProcedure: "pannier workload start -dry-run",
+	hostv1connect.WorkloadServiceStartWorkloadProcedure: "pannier workload start",
+	hostv1connect.WorkloadServiceStopWorkloadProcedure:  "pannier workload stop",
 }
 
 const (
@@ -115,7 +117,7 @@ type way struct {
 	more time.Duration
 	// header is the caller's part of the passed on request.
 	header http.Header
-	// command shows the same on the node.
+	// command does the same on the node.
 	command string
 }
 
@@ -227,11 +229,11 @@ func Ask[Q, A any](ctx context.Context, a *Asker, req *Q, node string, more time
 	return answer, nil
 }
 
-// Events passes on a node's events until the caller or the node ends them.
-func (a *Asker) Events(ctx context.Context, req *hostv1.EventsRequest,
-	stream *connect.ServerStream[hostv1.EventsResponse],
+// Stream passes on a node's stream until the caller or the node ends it. The node sends its headers at once.
+func Stream[Q, A any](ctx context.Context, a *Asker, req *Q, node string, stream *connect.ServerStream[A],
+	call func(Clients, context.Context, *Q) (*connect.ServerStreamForClient[A], error),
 ) error {
-	w, err := a.wayTo(ctx, req.GetNode())
+	w, err := a.wayTo(ctx, node)
 	if err != nil {
 		return err
 	}
@@ -240,23 +242,23 @@ func (a *Asker) Events(ctx context.Context, req *hostv1.EventsRequest,
 		defer cancel(nil)
 		late := time.AfterFunc(nodePatience+w.more, func() { cancel(errNoAnswer) })
 		defer late.Stop()
-		events, err := c.Events(w.onward(ctx), req)
+		answers, err := call(c, w.onward(ctx), req)
 		if err != nil {
 			return false, endedBy(ctx, err)
 		}
-		defer events.Close()
-		if events.ResponseHeader().Get(api.NodeHeader) == w.node.Name && late.Stop() {
+		defer answers.Close()
+		if answers.ResponseHeader().Get(api.NodeHeader) == w.node.Name && late.Stop() {
 			begun = true
 			answered(ctx, w.node.Name)
-			if err := stream.Send(nil); err != nil { // the first event may be far off
+			if err := stream.Send(nil); err != nil { // the first message may be far off
 				return begun, err
 			}
 		}
-		for events.Receive() {
-			if err := stream.Send(events.Msg()); err != nil {
+		for answers.Receive() {
+			if err := stream.Send(answers.Msg()); err != nil {
 				return begun, err
 			}
 		}
-		return begun, endedBy(ctx, events.Err())
+		return begun, endedBy(ctx, answers.Err())
 	})
 }

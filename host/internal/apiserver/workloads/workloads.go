@@ -86,6 +86,9 @@ type Tokens interface {
 func (h *Handler) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRequest,
 	stream *connect.ServerStream[hostv1.StartWorkloadResponse],
 ) error {
+	if node := req.GetNode(); h.Nodes.IsOther(node) {
+		return asknode.Stream(ctx, h.Nodes, req, node, stream, asknode.Clients.StartWorkload)
+	}
 	spec, err := SpecOf(req.GetSpec())
 	if err != nil {
 		return err
@@ -113,6 +116,9 @@ func (h *Handler) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRe
 			leave(err)
 		}
 	}
+	if err := stream.Send(nil); err != nil { // send the headers now: the first step may be far off
+		return err
+	}
 	w, err := h.Workloads.Start(ctx, spec, opts)
 	if err != nil {
 		return err
@@ -127,6 +133,9 @@ func (h *Handler) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRe
 // CheckWorkload says what StartWorkload would do on this node.
 func (h *Handler) CheckWorkload(ctx context.Context, req *hostv1.CheckWorkloadRequest,
 ) (*hostv1.CheckWorkloadResponse, error) {
+	if node := req.GetNode(); h.Nodes.IsOther(node) {
+		return asknode.Ask(ctx, h.Nodes, req, node, 0, asknode.Clients.CheckWorkload)
+	}
 	spec, err := SpecOf(req.GetSpec())
 	if err != nil {
 		return nil, err
@@ -157,6 +166,9 @@ func (h *Handler) CheckWorkload(ctx context.Context, req *hostv1.CheckWorkloadRe
 func (h *Handler) StopWorkload(ctx context.Context, req *hostv1.StopWorkloadRequest,
 	stream *connect.ServerStream[hostv1.StopWorkloadResponse],
 ) error {
+	if node := req.GetNode(); h.Nodes.IsOther(node) {
+		return asknode.Stream(ctx, h.Nodes, req, node, stream, asknode.Clients.StopWorkload)
+	}
 	ref, err := workloadRef(req)
 	if err != nil {
 		return err
@@ -169,6 +181,9 @@ func (h *Handler) StopWorkload(ctx context.Context, req *hostv1.StopWorkloadRequ
 	}
 	ctx, leave := context.WithCancelCause(ctx) // if the caller disconnects the wait ends, not what is done
 	defer leave(nil)
+	if err := stream.Send(nil); err != nil { // send the headers now: the first step may be far off
+		return err
+	}
 	w, err := h.Workloads.Stop(ctx, ref, "stopped by "+by, func(step workload.Step) {
 		event := &hostv1.StopWorkloadResponse_Step{Step: shownStep(step)}
 		if err := stream.Send(&hostv1.StopWorkloadResponse{Event: event}); err != nil {

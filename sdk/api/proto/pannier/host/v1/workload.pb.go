@@ -1694,7 +1694,9 @@ type StartWorkloadRequest struct {
 	MountedAt string `protobuf:"bytes,3,opt,name=mounted_at,json=mountedAt,proto3" json:"mounted_at,omitempty"`
 	// update changes the services of a workload that runs on this node, whoever runs it, and starts none: NotFound. The
 	// exec of the spec is ignored: the program stays.
-	Update        bool `protobuf:"varint,4,opt,name=update,proto3" json:"update,omitempty"`
+	Update bool `protobuf:"varint,4,opt,name=update,proto3" json:"update,omitempty"`
+	// node that starts the workload, by its name; empty: the agent that is called. See docs/api.md.
+	Node          string `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1755,6 +1757,13 @@ func (x *StartWorkloadRequest) GetUpdate() bool {
 		return x.Update
 	}
 	return false
+}
+
+func (x *StartWorkloadRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type StartWorkloadResponse struct {
@@ -1840,8 +1849,10 @@ func (*StartWorkloadResponse_Step) isStartWorkloadResponse_Event() {}
 func (*StartWorkloadResponse_Workload) isStartWorkloadResponse_Event() {}
 
 type CheckWorkloadRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Spec          *WorkloadSpec          `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Spec  *WorkloadSpec          `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	// node that checks, by its name; empty: the agent that is called. See docs/api.md.
+	Node          string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1881,6 +1892,13 @@ func (x *CheckWorkloadRequest) GetSpec() *WorkloadSpec {
 		return x.Spec
 	}
 	return nil
+}
+
+func (x *CheckWorkloadRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type CheckWorkloadResponse struct {
@@ -2303,7 +2321,9 @@ type StopWorkloadRequest struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Id        string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	// force unmounts a volume that its driver does not unmount, if nothing uses it; the operator's name is recorded.
-	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	// node that stops the workload, by its name; empty: the agent that is called. See docs/api.md.
+	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2357,6 +2377,13 @@ func (x *StopWorkloadRequest) GetForce() bool {
 		return x.Force
 	}
 	return false
+}
+
+func (x *StopWorkloadRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type StopWorkloadResponse struct {
@@ -3031,19 +3058,21 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\aattempt\x18\b \x01(\x05R\aattempt\x12\x18\n" +
 	"\aservice\x18\t \x01(\tR\aservice\x12\x12\n" +
 	"\x04note\x18\n" +
-	" \x01(\tR\x04note\"\xb0\x01\n" +
+	" \x01(\tR\x04note\"\xc4\x01\n" +
 	"\x14StartWorkloadRequest\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12.\n" +
 	"\x13release_with_caller\x18\x02 \x01(\bR\x11releaseWithCaller\x12\x1d\n" +
 	"\n" +
 	"mounted_at\x18\x03 \x01(\tR\tmountedAt\x12\x16\n" +
-	"\x06update\x18\x04 \x01(\bR\x06update\"\x86\x01\n" +
+	"\x06update\x18\x04 \x01(\bR\x06update\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\tR\x04node\"\x86\x01\n" +
 	"\x15StartWorkloadResponse\x12+\n" +
 	"\x04step\x18\x01 \x01(\v2\x15.pannier.host.v1.StepH\x00R\x04step\x127\n" +
 	"\bworkload\x18\x02 \x01(\v2\x19.pannier.host.v1.WorkloadH\x00R\bworkloadB\a\n" +
-	"\x05event\"I\n" +
+	"\x05event\"]\n" +
 	"\x14CheckWorkloadRequest\x121\n" +
-	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\"\x97\x01\n" +
+	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"\x97\x01\n" +
 	"\x15CheckWorkloadResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x128\n" +
@@ -3071,11 +3100,12 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x14LeaveWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\"\x17\n" +
-	"\x15LeaveWorkloadResponse\"Y\n" +
+	"\x15LeaveWorkloadResponse\"m\n" +
 	"\x13StopWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
-	"\x05force\x18\x03 \x01(\bR\x05force\"\x85\x01\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\x85\x01\n" +
 	"\x14StopWorkloadResponse\x12+\n" +
 	"\x04step\x18\x01 \x01(\v2\x15.pannier.host.v1.StepH\x00R\x04step\x127\n" +
 	"\bworkload\x18\x02 \x01(\v2\x19.pannier.host.v1.WorkloadH\x00R\bworkloadB\a\n" +
