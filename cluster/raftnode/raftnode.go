@@ -184,6 +184,9 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := bootstrap(cfg, conf, n.log, snapshots, n.transport); err != nil {
 		return n, err
 	}
+	if err := raiseTerm(cfg.Dir, n.log); err != nil {
+		return n, err
+	}
 	entries, err := raft.NewLogCache(cachedEntries, boundedLog{n.log, cfg.Room})
 	if err != nil {
 		return n, err

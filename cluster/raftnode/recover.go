@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -22,6 +24,35 @@ const (
 	peersFile    = "peers.json"
 	peersApplied = "peers.applied.json"
 )
+
+// TermFile, put into the raft directory of a server that has formed a cluster anew, has a number. The server's next term
+// is above it: agents that remember leaders of the lost cluster follow no leader of an earlier term.
+const TermFile = "term"
+
+// raiseTerm applies a term file, if there is one.
+func raiseTerm(dir string, store raft.StableStore) error {
+	path := filepath.Join(dir, TermFile)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	term, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	key := []byte("CurrentTerm") // raft's
+	now, err := store.GetUint64(key)
+	if err == nil && now < term {
+		err = store.SetUint64(key, term)
+	}
+	if err != nil {
+		return err
+	}
+	return os.Remove(path)
+}
 
 type peer struct {
 	ID       string `json:"id"`

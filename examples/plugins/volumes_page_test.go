@@ -315,7 +315,7 @@ func TestAFrontDoorHasItsPolicyOnly(t *testing.T) {
 			return nil
 		})
 	}
-	refused("ACL policy not found")
+	refused("there is no policy")
 	d.Run("acl", "policy", "apply", "volumes-page", d.Write("other.hcl", `namespace "other" { policy = "write" }`))
 	d.Run("volume", "create", d.Write("volume.hcl", volumeSpec))
 	d.Eventually("the page has no volume of another namespace", func() error {
@@ -362,8 +362,8 @@ func TestAFrontDoorMoves(t *testing.T) {
 	before, path := plugin(t, d.Host, "volumes-page"), d.Path("page/socket")
 	was := string(must(os.ReadFile(d.Path("agent.hcl")))(t))
 	moved := strings.Replace(was, `"`+d.address+`"`, `"unix://`+path+`"`, 1)
-	d.Write("agent.hcl", strings.Replace(moved, `policy = "volumes-page"`, `policy = "none"`, 1))
-	d.Refused(4, []string{`policy "none": ACL policy not found`}, "agent", "reload")
+	d.Write("agent.hcl", strings.Replace(moved, `"unix://`, `"unix:///proc/none`, 1))
+	d.Refused(4, []string{"/proc/none"}, "agent", "reload")
 	if text, err := d.get(http.DefaultClient); err != nil || !strings.Contains(text, "notes") {
 		t.Errorf("after a change that was refused: %s, %v", text, err)
 	}

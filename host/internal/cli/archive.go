@@ -19,6 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/raftnode"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk/api"
@@ -36,6 +37,9 @@ const (
 
 // keptData are the files of a server's data directory that no other server can give it back when all are lost.
 var keptData = []string{"node.secret", "secrets.key", "secrets.keys/*"}
+
+// laterElections is more than the lost cluster can have had since the archive was written.
+const laterElections = 1 << 20
 
 // maxArchived bounds a file of an archive that is held in memory, in bytes.
 const maxArchived = 16 << 20
@@ -316,11 +320,16 @@ func (m *member) recover(ctx context.Context, by []sealing.Identity) error {
 	if err != nil {
 		return err
 	}
-	// A key that the new ledger did not name was removed with the first look at it.
-	if m.lacks(files) {
-		if err := m.restart(ctx, func() error { return m.unpackData(files) }); err != nil {
+	err = m.restart(ctx, func() error {
+		// A key that the new ledger did not name was removed with the first look at it.
+		if err := m.unpackData(files); err != nil {
 			return err
 		}
+		term := restored.GetSnapshot().GetTerm() + laterElections
+		return atomicfile.WriteFile(filepath.Join(m.cfg.DataDir, "ledger/raft", raftnode.TermFile), fmt.Append(nil, term))
+	})
+	if err != nil {
+		return err
 	}
 	if err := m.awaitReady(ctx, true); err != nil {
 		return err
@@ -416,18 +425,6 @@ func (m *member) unpackData(files map[string]archived) error {
 		}
 	}
 	return nil
-}
-
-// lacks reports whether a file of the data directory is missing.
-func (m *member) lacks(files map[string]archived) bool {
-	for name := range files {
-		if rest, ok := strings.CutPrefix(name, archivedData); ok {
-			if _, err := os.Stat(filepath.Join(m.cfg.DataDir, rest)); err != nil {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 func putFile(path string, f archived) error {

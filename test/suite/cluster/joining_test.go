@@ -240,6 +240,18 @@ func allServersAreLost(t *testing.T, net *testnet.TestNet, node *testhost.Host, 
 	t.Helper()
 	first := servers[0]
 	node.Run("volume", "create", node.Write("sealed.hcl", localVolume("sealed")+"secrets {\n  password = \"sealed\"\n}\n"))
+	// The node follows a leader of a later term than the first one of a new cluster.
+	for _, s := range []*testhost.Host{servers[1], servers[2], servers[0]} {
+		leads := func() error {
+			r := node.Try("operator", "raft", "transfer-leadership", s.Name)
+			if out := node.Try("operator", "raft", "list-peers"); len(table(out.Stdout)[s.Name]) < 3 || !strings.Contains(strings.Join(
+				table(out.Stdout)[s.Name], " "), "leader") {
+				return errors.New(r.Stderr + out.Stdout)
+			}
+			return nil
+		}
+		node.Eventually(s.Name+" leads", leads)
+	}
 	dir := t.TempDir()
 	passphrase, archive := filepath.Join(dir, "passphrase"), filepath.Join(dir, "archive")
 	if err := os.WriteFile(passphrase, []byte("correct horse\n"), 0o600); err != nil {
@@ -275,6 +287,10 @@ func allServersAreLost(t *testing.T, net *testnet.TestNet, node *testhost.Host, 
 	}
 	becomes(t, first, "operator", "recover", "-passphrase-file", wrong, archive).refused(t, 2, "incorrect passphrase")
 	m := becomes(t, first, "operator", "recover", "-passphrase-file", passphrase, archive)
+	m.says(t, "start the agent")
+	first.Begin()
+	m.says(t, "stop the agent")
+	first.Stop()
 	m.says(t, "start the agent")
 	first.Begin()
 	m.done(t)
