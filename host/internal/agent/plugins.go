@@ -257,7 +257,7 @@ func unserved(u catalog.Use, plugins []supervisor.Status) string {
 		return fmt.Sprintf("%s needs a plugin of kind %s, and none has come up yet (see: pannier plugin list)", u.Of, u.Kind)
 	}
 	if p := plugins[by]; p.Kind == "" || u.Kind == storage.Kind && p.State != supervisor.Running {
-		return fmt.Sprintf("plugin %q is %s: %s", p.Name, p.State, p.LastError)
+		return strings.TrimSuffix(fmt.Sprintf("plugin %q is %s: %s", p.Name, p.State, p.LastError), ": ")
 	}
 	return ""
 }

@@ -42,6 +42,7 @@ type Lease struct {
 	times fence.Times
 	over  bool          // the node has no lease now
 	why   string        // why the last one ended
+	first bool          // there was none before this process of the agent
 	lost  chan struct{} // closed when the current lease ends
 	timer *time.Timer
 }
@@ -57,7 +58,7 @@ func New(f Fence, log hclog.Logger) *Lease {
 		l.epoch = 1
 		l.watch(left)
 	case l.times.Stop == 0:
-		l.over = true // there was none that could be lost
+		l.over, l.first = true, true // there was none that could be lost
 	default:
 		l.end(l.why)
 	}
@@ -79,7 +80,10 @@ func (l *Lease) valid() error {
 		return nil
 	}
 	since := ""
-	if l.times.Stop != 0 {
+	switch {
+	case l.first && l.epoch == 0 && l.times.Stop != 0: // Expire was told of the time before the node joined
+		return fmt.Errorf("%w: it has not got its first lease yet; see: pannier node status", ErrNoLease)
+	case l.times.Stop != 0:
 		since = fmt.Sprintf(" since %v", time.Now().Add(l.left()).UTC().Format(time.RFC3339))
 	}
 	return fmt.Errorf("%w%s: %s; check that the servers can be reached: pannier server members", ErrNoLease, since, l.why)
