@@ -25,8 +25,8 @@ const (
 	peersApplied = "peers.applied.json"
 )
 
-// TermFile, put into the raft directory of a server that has formed a cluster anew, has a number. The server's next term
-// is above it: agents that remember leaders of the lost cluster follow no leader of an earlier term.
+// TermFile is a file with a number, put into the raft directory of a server that has formed a cluster anew. The
+// server's next term is above it: agents that remember leaders of the lost cluster follow none of an earlier term.
 const TermFile = "term"
 
 // raiseTerm applies a term file, if there is one.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/docpages"
 )
 
 // cluster are machines with the package installed, on one network.
@@ -78,7 +80,7 @@ func TestFirstDay(t *testing.T) {
 	hosts := cluster(t, names...)
 	first, node, other := hosts[0], hosts[3], hosts[4]
 
-	out := first.Run("pannier", "cluster", "init")
+	out := first.Run("sh", "-c", docpages.Block(t, "operations/forming.md", "first-day", "init"))
 	token := strings.TrimSpace(first.Read("/etc/pannier/management.token"))
 	if token == "" || !strings.Contains(out, token) {
 		t.Fatalf("init shows %s", out)

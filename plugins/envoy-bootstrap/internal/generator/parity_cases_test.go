@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// consulCases are the cases of the test of its command that Consul 1.19 and 1.22 have, by their names there, and the row
-// with such an input. A case without a row is not the same here, with the reason.
+// consulCases are the cases of the test of its command that Consul 1.19 and 1.22 have, by their names there, and the
+// row with such an input. A case without a row is not the same here, with the reason.
 var consulCases = []struct{ name, row, reason string }{
 	{name: "defaults", row: "sidecar"},
 	{name: "defaults-nodemeta", row: "node name"},
