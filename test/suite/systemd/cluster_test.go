@@ -80,7 +80,7 @@ func TestFirstDay(t *testing.T) {
 	hosts := cluster(t, names...)
 	first, node, other := hosts[0], hosts[3], hosts[4]
 
-	out := first.Run("sh", "-c", docpages.Block(t, "operations/forming.md", "first-day", "init"))
+	out := first.Run("sh", "-c", docpages.Block(t, "operations/forming.md", "shown", "init"))
 	token := strings.TrimSpace(first.Read("/etc/pannier/management.token"))
 	if token == "" || !strings.Contains(out, token) {
 		t.Fatalf("init shows %s", out)
