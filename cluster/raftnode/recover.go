@@ -25,13 +25,13 @@ const (
 	peersApplied = "peers.applied.json"
 )
 
-// TermFile is a file with a number, put into the raft directory of a server that has formed a cluster anew. The
+// termFile is a file with a number, put into the raft directory of a server that has formed a cluster anew. The
 // server's next term is above it: agents that remember leaders of the lost cluster follow none of an earlier term.
-const TermFile = "term"
+const termFile = "term"
 
 // raiseTerm applies a term file, if there is one.
 func raiseTerm(dir string, store raft.StableStore) error {
-	path := filepath.Join(dir, TermFile)
+	path := filepath.Join(dir, termFile)
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -19,7 +19,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/pannier/pannier/cluster/acl"
-	"github.com/pannier/pannier/cluster/raftnode"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk/api"
@@ -37,6 +36,9 @@ const (
 
 // keptData are the files of a server's data directory that no other server can give it back when all are lost.
 var keptData = []string{"node.secret", "secrets.key", "secrets.keys/*"}
+
+// termFile, in the data directory, makes raft begin above a term. (The client does not link raft, which has the name.)
+const termFile = "ledger/raft/term"
 
 // laterElections is more than the lost cluster can have had since the archive was written.
 const laterElections = 1 << 20
@@ -326,7 +328,7 @@ func (m *member) recover(ctx context.Context, by []sealing.Identity) error {
 			return err
 		}
 		term := restored.GetSnapshot().GetTerm() + laterElections
-		return atomicfile.WriteFile(filepath.Join(m.cfg.DataDir, "ledger/raft", raftnode.TermFile), fmt.Append(nil, term))
+		return atomicfile.WriteFile(filepath.Join(m.cfg.DataDir, termFile), fmt.Append(nil, term))
 	})
 	if err != nil {
 		return err
