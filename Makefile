@@ -191,7 +191,9 @@ hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin, 
 
 .PHONY: consul-1.22
 consul-1.22: envoy ## Run the tests of bootstraps and of the mesh against Consul 1.22 too (root; builds it once, about five minutes)
-	PANNIER_TEST_CONSUL=consul-1.22 go test -count=1 -timeout 30m ./plugins/envoy-bootstrap/... ./test/suite/e2e -run 'Parity|Mesh|Bootstrap'
+# TestMeshData writes entries by Consul's command, which the go command builds with another API module than the release's.
+	PANNIER_TEST_CONSUL=consul-1.22 go test -count=1 -timeout 30m ./plugins/envoy-bootstrap/... ./test/suite/e2e \
+		-run 'Parity|Mesh|Bootstrap' -skip '^TestMeshData$$'
 
 .PHONY: consul
 consul: ## Build the Consul of the tests into the cache (about four minutes, once)
