@@ -750,9 +750,16 @@ func TestNull(t *testing.T) {
 			r.proxy.Add(consul.Match{Path: path}, consul.Status(http.StatusOK, answer))
 			other := New() // which has asked nothing yet
 			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-			// What they return is Consul's fault.
-			_, _, _ = other.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}})
-			_, _ = other.Register(ctx, r.consul, web)
+			func() {
+				defer func() {
+					if why := recover(); why != nil {
+						t.Errorf("%s answers %s: panic: %v", path, answer, why)
+					}
+				}()
+				// What they return is Consul's fault.
+				_, _, _ = other.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}})
+				_, _ = other.Register(ctx, r.consul, web)
+			}()
 			cancel()
 			check.NoError(t, other.Close())
 			r.proxy.Clear()
