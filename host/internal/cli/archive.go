@@ -21,7 +21,6 @@ import (
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/internal/atomicfile"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -289,10 +288,8 @@ func (m *member) recover(ctx context.Context, by []sealing.Identity) error {
 	if err != nil {
 		return err
 	}
-	if m.address == "" {
-		if m.address, err = addressTowards(anywhere); err != nil {
-			return err
-		}
+	if err := m.findAddress(anywhere); err != nil {
+		return err
 	}
 	ledger, err := os.CreateTemp("", "pannier-ledger-") // 0600
 	if err != nil {
@@ -397,19 +394,18 @@ func (m *member) unpack(files map[string]archived) error {
 			return err
 		}
 	}
-	cfg, err := config.Load(config.Source{Paths: []string{m.dir}})
-	if err != nil {
+	if err := m.load(); err != nil {
 		return err
 	}
-	m.cfg = cfg
-	first := fmt.Sprintf("name       = %q\nbind_addr  = %q\nretry_join = []\n\nserver {\n  bootstrap_expect = 1\n}\n", cfg.Name, m.address)
+	first := fmt.Sprintf("name       = %q\nbind_addr  = %q\nretry_join = []\n\nserver {\n  bootstrap_expect = 1\n}\n",
+		m.cfg.Name, m.address)
 	if _, joined := files[archivedConfig+clusterFile]; joined {
-		first = m.clusterHCL(acl.JoinServer, cfg.Datacenter, nil)
+		first = m.clusterHCL(acl.JoinServer, m.cfg.Datacenter, nil)
 	}
 	if err := atomicfile.WriteFile(m.path(clusterFile), []byte(first)); err != nil {
 		return err
 	}
-	if m.cfg, err = config.Load(config.Source{Paths: []string{m.dir}}); err != nil {
+	if err := m.load(); err != nil {
 		return err
 	}
 	if m.cfg.Server.BootstrapExpect != 1 || len(m.cfg.RetryJoin) > 0 {
@@ -444,18 +440,12 @@ func putFile(path string, f archived) error {
 func (m *member) restoreFirst(ctx context.Context, ledger string) (*hostv1.RestoreSnapshotResponse, error) {
 	secret := ""
 	if m.cfg.ACL.Enabled {
-		anybody, err := api.New("unix://" + m.cfg.Socket)
-		if err != nil {
+		var err error
+		if secret, err = m.bootstrap(ctx); err != nil { // it is gone with the empty ledger
 			return nil, err
 		}
-		defer anybody.Close()
-		first, err := anybody.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
-		if err != nil {
-			return nil, err
-		}
-		secret = first.GetSecret() // it is gone with the empty ledger
 	}
-	client, err := api.New("unix://"+m.cfg.Socket, api.WithToken(secret))
+	client, err := m.client(secret)
 	if err != nil {
 		return nil, err
 	}

@@ -252,17 +252,47 @@ func newMember(c *call, dir, address string) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := config.Load(config.Source{Paths: []string{dir}})
-	if err != nil {
+	m := &member{call: c, dir: dir, address: address}
+	if err := m.load(); err != nil {
 		return nil, err
 	}
-	if bind, err := netip.ParseAddr(cfg.BindAddr); err == nil && !bind.IsLoopback() {
-		address = cmp.Or(address, cfg.AdvertiseAddr, cfg.BindAddr)
+	if bind, err := netip.ParseAddr(m.cfg.BindAddr); err == nil && !bind.IsLoopback() {
+		m.address = cmp.Or(address, m.cfg.AdvertiseAddr, m.cfg.BindAddr)
 	}
-	return &member{c, dir, cfg, address}, nil
+	return m, nil
+}
+
+// load reads the agent's configuration, which may have changed.
+func (m *member) load() (err error) {
+	m.cfg, err = config.Load(config.Source{Paths: []string{m.dir}})
+	return err
 }
 
 func (m *member) path(name string) string { return filepath.Join(m.dir, name) }
+
+// client returns a client of this host's agent.
+func (m *member) client(secret string) (*api.Client, error) {
+	return api.New("unix://"+m.cfg.Socket, api.WithToken(secret))
+}
+
+// bootstrap makes the first ACL token, and returns its secret.
+func (m *member) bootstrap(ctx context.Context) (secret string, err error) {
+	anybody, err := m.client("")
+	if err != nil {
+		return "", err
+	}
+	defer anybody.Close()
+	first, err := anybody.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
+	return first.GetSecret(), err
+}
+
+// findAddress finds this host's address, unless it is known: that from which it reaches another one.
+func (m *member) findAddress(other string) (err error) {
+	if m.address == "" {
+		m.address, err = addressTowards(other)
+	}
+	return err
+}
 
 // initialize makes the host the first server.
 func (m *member) initialize(ctx context.Context) error {
@@ -282,16 +312,11 @@ func (m *member) initialize(ctx context.Context) error {
 	if err := m.awaitReady(ctx, true); err != nil {
 		return err
 	}
-	client, err := api.New("unix://"+m.cfg.Socket, api.WithToken(""))
+	secret, err := m.bootstrap(ctx)
 	if err != nil {
 		return err
 	}
-	defer client.Close()
-	first, err := client.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
-	if err != nil {
-		return err
-	}
-	if err := atomicfile.WriteFile(m.path(managementFile), []byte(first.GetSecret()+"\n")); err != nil {
+	if err := atomicfile.WriteFile(m.path(managementFile), []byte(secret+"\n")); err != nil {
 		return err
 	}
 	made := struct {
@@ -300,8 +325,8 @@ func (m *member) initialize(ctx context.Context) error {
 		Server string `json:"server_token"`
 		Node   string `json:"node_token"`
 		Own    string `json:"address"`
-	}{Secret: first.GetSecret(), File: m.path(managementFile), Own: m.serverAddress()}
-	manager, err := api.New("unix://"+m.cfg.Socket, api.WithToken(first.GetSecret()))
+	}{Secret: secret, File: m.path(managementFile), Own: m.serverAddress()}
+	manager, err := m.client(secret)
 	if err != nil {
 		return err
 	}
@@ -328,11 +353,8 @@ func (m *member) serverAddress() string {
 
 // found writes the files of a cluster's first server.
 func (m *member) found() error {
-	if m.address == "" {
-		var err error
-		if m.address, err = addressTowards(anywhere); err != nil {
-			return err
-		}
+	if err := m.findAddress(anywhere); err != nil {
+		return err
 	}
 	ca, caKey := m.path(authorityFile), m.path(authorityKeyFile)
 	if _, err := os.Stat(caKey); errors.Is(err, fs.ErrNotExist) {
@@ -371,11 +393,9 @@ func (m *member) write(cert, key []byte, gossipKey string, typ acl.TokenType, da
 	if err := atomicfile.WriteFile(m.path(clusterFile), []byte(m.clusterHCL(typ, datacenter, joins))); err != nil {
 		return err
 	}
-	cfg, err := config.Load(config.Source{Paths: []string{m.dir}})
-	if err != nil {
+	if err := m.load(); err != nil {
 		return errors.Join(err, os.Remove(m.path(clusterFile)))
 	}
-	m.cfg = cfg
 	return nil
 }
 
@@ -411,11 +431,8 @@ func (m *member) join(ctx context.Context, t joinToken, server string) error {
 		return refused(fmt.Errorf("this host is in a cluster already (%s): to join another one, let it leave (pannier agent "+
 			"leave), remove %s, and repeat", strings.Join(m.cfg.Files(), ", "), m.path(clusterFile)))
 	}
-	if m.address == "" {
-		var err error
-		if m.address, err = addressTowards(server); err != nil {
-			return err
-		}
+	if err := m.findAddress(server); err != nil {
+		return err
 	}
 	single, err := m.singleLedger(ctx)
 	if err != nil {
@@ -512,7 +529,7 @@ func (m *member) singleLedger(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	client, err := api.New("unix://"+m.cfg.Socket, api.WithToken(secret))
+	client, err := m.client(secret)
 	if err != nil {
 		return "", err
 	}

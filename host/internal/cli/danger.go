@@ -29,11 +29,7 @@ func (d *danger) addTo(cmd *cobra.Command) work {
 		if *yes || d.when != nil && !*d.when {
 			return nil
 		}
-		args := make([]any, len(c.args))
-		for i, arg := range c.args {
-			args[i] = arg
-		}
-		risk := fmt.Sprintf(d.risk, args...)
+		risk := fmt.Sprintf(d.risk, c.operands()...)
 		if !canAsk() {
 			return Usage("%s; nobody can be asked without a terminal: if that is what you want, add -yes", risk)
 		}

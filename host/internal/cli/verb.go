@@ -71,6 +71,15 @@ func (c *call) arg(n int) string {
 	return ""
 }
 
+// operands are the arguments, for a format.
+func (c *call) operands() []any {
+	all := make([]any, len(c.args))
+	for i, arg := range c.args {
+		all[i] = arg
+	}
+	return all
+}
+
 // inNamespace returns the namespace of what an argument names.
 func (c *call) inNamespace() string { return c.namespaceOr(claim.DefaultNamespace) }
 
@@ -78,11 +87,7 @@ func (c *call) inNamespace() string { return c.namespaceOr(claim.DefaultNamespac
 func order(done string, ask func(ctx context.Context, c *call) (any, error)) work {
 	return func(ctx context.Context, c *call) error {
 		resp, err := ask(ctx, c)
-		args := make([]any, len(c.args))
-		for i, arg := range c.args {
-			args[i] = arg
-		}
-		return c.Done(resp, err, done, args...)
+		return c.Done(resp, err, done, c.operands()...)
 	}
 }
 
