@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 )
 
@@ -102,12 +103,12 @@ func meshStory(ctx context.Context, h *host, program, proxy string) error {
 		s.takenOver("db", 2)
 	})
 
-	s.say("The Envoy of db is killed. Another one is started, and answers again.")
+	s.say("The Envoy of db is killed. Another one is started, and answers again, once Consul's check has seen it.")
 	const pids = "pgrep -f $PWD/data/secrets/default/db/"
 	s.sh(pids + " | tee db.pid && kill -9 $(cat db.pid)")
 	s.until(pids+" | grep -vxFf db.pid", "")
-	s.until(ask(s.ports.moved), greeting)
-	s.requests(s.ports.moved, func() { s.sh("sleep 1") })
+	s.until(fmt.Sprintf("for i in $(seq 20); do curl -fsS --max-time 5 127.0.0.1:%d || exit 1; sleep 0.1; done | uniq -c", s.ports.moved),
+		"20 "+greeting)
 
 	s.say("db gets a second instance, which is then stopped: it leaves the catalog, its callers see that, and then it ends.")
 	second := s.background("workload", "run", h.path("second.hcl"))
