@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -93,8 +94,17 @@ func (p *plugin) Delete(ctx context.Context, _ storage.Driver, v storage.Volume)
 	return p.begin(ctx, "delete", v)
 }
 
-func (p *plugin) List(ctx context.Context, _ storage.Driver, _ storage.Page) (storage.ListResponse, error) {
-	return storage.ListResponse{}, p.begin(ctx, "list", storage.Volume{})
+// List lists what was created, by tokens that are numbers.
+func (p *plugin) List(ctx context.Context, _ storage.Driver, page storage.Page) (list storage.ListResponse, err error) {
+	begin, _ := strconv.Atoi(page.Token)
+	for i := begin; i < len(p.created); i++ {
+		if page.Max > 0 && len(list.Volumes) == page.Max {
+			list.Next = strconv.Itoa(i)
+			break
+		}
+		list.Volumes = append(list.Volumes, storage.ListedVolume{ExternalID: p.created[i].Name})
+	}
+	return list, p.begin(ctx, "list", storage.Volume{})
 }
 
 func (p *plugin) Expand(ctx context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse,

@@ -4,10 +4,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 // A controller beside a node service with a topology has the storage of that place. It is asked about the volumes of
@@ -74,18 +77,72 @@ func controllerPlaces(d claim.Driver) (places []claim.Topology) {
 // everywhere makes a call about something that is in the known places. If they are unknown the controllers of each
 // place are asked, since those that do not have it answer as if they had done it. The first error ends it.
 func (c *Controllers) everywhere(ctx context.Context, doing, driver string, need ability, fn call) error {
-	each := [][]claim.Topology{need.places}
-	if d, err := c.reach.driver(driver); err == nil && len(need.places) == 0 {
-		if places := controllerPlaces(d); len(places) > 1 {
-			each = slices.Collect(slices.Chunk(places, 1))
-		}
-	}
-	for _, need.places = range each {
+	for _, need.places = range c.placesToAsk(driver, need) {
 		if err := c.call(ctx, doing, driver, need, fn); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// placesToAsk are the places of which a controller each is asked: those of the need together, or all one by one.
+func (c *Controllers) placesToAsk(driver string, need ability) [][]claim.Topology {
+	if d, err := c.reach.driver(driver); err == nil && len(need.places) == 0 {
+		if places := controllerPlaces(d); len(places) > 1 {
+			return slices.Collect(slices.Chunk(places, 1))
+		}
+	}
+	return [][]claim.Topology{need.places}
+}
+
+// pageOf makes a call that lists one page of what the controllers of all places have, one place after the other. fn
+// returns how many entries the page of one controller has, and the driver's token. A token of several places is a
+// query of the place and the driver's token.
+func (c *Controllers) pageOf(ctx context.Context, doing, driver string, need ability, page storage.Page,
+	fn func(ctx context.Context, s storage.Client, d drivers.Driver, page storage.Page) (entries int, next string, err error),
+) (next string, err error) {
+	list := func(doing string) (entries int, err error) {
+		err = c.call(ctx, doing, driver, need, func(ctx context.Context, s storage.Client, d drivers.Driver) (err error) {
+			entries, next, err = fn(ctx, s, d, page)
+			return err
+		})
+		return entries, err
+	}
+	each := c.placesToAsk(driver, need)
+	if len(each) == 1 {
+		_, err := list(doing)
+		return next, err
+	}
+	slices.SortFunc(each, func(a, b []claim.Topology) int { return strings.Compare(a[0].String(), b[0].String()) })
+	given, err := url.ParseQuery(page.Token)
+	if page.Token != "" && (err != nil || !given.Has("place")) {
+		return "", &claim.FieldError{
+			Object: fmt.Sprintf("driver %q", driver), Field: "page_token", Problem: "is none of its lists: begin without one",
+		}
+	}
+	limited := page.Max > 0
+	for _, need.places = range each {
+		place := need.places[0].String()
+		if place < given.Get("place") {
+			continue
+		}
+		page.Token = ""
+		if place == given.Get("place") {
+			page.Token = given.Get("token")
+		}
+		if limited && page.Max == 0 {
+			return url.Values{"place": {place}}.Encode(), nil
+		}
+		entries, err := list(doing + " in " + place)
+		if err != nil {
+			return "", err
+		}
+		if next != "" {
+			return url.Values{"place": {place}, "token": {next}}.Encode(), nil
+		}
+		page.Max = max(page.Max-entries, 0)
+	}
+	return "", nil
 }
 
 // Reaches reports whether a volume is accessible from a node, as far as the driver there has reported.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -61,6 +62,43 @@ func TestDeleteOfAVolumeWhosePlaceIsUnknown(t *testing.T) {
 	m.set("n2", func(d *claim.NodeDriver) { d.Healthy = false })
 	if err := c.Delete(t.Context(), vol, nil, begins); !errors.Is(err, drivers.ErrUnhealthy) {
 		t.Errorf("one place did not confirm: %v", err)
+	}
+}
+
+// The controller of a place lists what is there; a page ends where it is full, wherever that is.
+func TestListOfAllPlaces(t *testing.T) {
+	c, m := openMany("n1", "n2", "n3", "n4")
+	for node, names := range map[string][]string{"n1": {"a", "b", "c"}, "n2": nil, "n3": {"d"}, "n4": {"e", "f"}} {
+		m.nodes[node].Controller.ListVolumes = true
+		for _, name := range names {
+			m.plugins[node].created = append(m.plugins[node].created, storage.CreateRequest{Name: name})
+		}
+	}
+	for size, want := range map[int]string{0: "abcdef", 1: "a b c d e f", 2: "ab cd ef", 3: "abc def", 4: "abcd ef", 9: "abcdef"} {
+		var pages []string
+		for page := (storage.Page{Max: size}); ; {
+			list, err := c.List(t.Context(), "d", page)
+			check.NoError(t, err)
+			var names string
+			for _, v := range list.Volumes {
+				names += v.ExternalID
+			}
+			pages = append(pages, names)
+			if page.Token = list.Next; page.Token == "" {
+				break
+			}
+		}
+		if got := strings.Join(pages, " "); got != want {
+			t.Errorf("pages of %d: %q, want %q", size, got, want)
+		}
+	}
+	if _, err := c.List(t.Context(), "d", storage.Page{Token: "2"}); err == nil || !strings.Contains(err.Error(), "page_token") {
+		t.Errorf("another driver's token: %v", err)
+	}
+	m.set("n3", func(d *claim.NodeDriver) { d.Healthy = false })
+	if _, err := c.List(t.Context(), "d", storage.Page{}); !errors.Is(err, drivers.ErrUnhealthy) ||
+		!strings.Contains(err.Error(), "list the volumes in rack=r-n3") {
+		t.Errorf("a place does not answer: %v", err)
 	}
 }
 

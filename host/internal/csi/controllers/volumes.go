@@ -159,10 +159,11 @@ func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[st
 func (c *Controllers) List(ctx context.Context, driverID string, page storage.Page) (list storage.ListResponse,
 	err error,
 ) {
-	err = c.call(ctx, "list the volumes", driverID, listing,
-		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			list, err = s.List(ctx, d.Ref(), page)
-			return err
+	list.Next, err = c.pageOf(ctx, "list the volumes", driverID, listing, page,
+		func(ctx context.Context, s storage.Client, d drivers.Driver, page storage.Page) (int, string, error) {
+			got, err := s.List(ctx, d.Ref(), page)
+			list.Volumes = append(list.Volumes, got.Volumes...)
+			return len(got.Volumes), got.Next, err
 		})
 	return list, err
 }
@@ -259,10 +260,13 @@ func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID s
 func (c *Controllers) ListSnapshots(ctx context.Context, driverID string,
 	req storage.ListSnapshotsRequest,
 ) (list storage.ListSnapshotsResponse, err error) {
-	err = c.call(ctx, "list the snapshots", driverID, listingSnaps,
-		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			list, err = s.ListSnapshots(ctx, d.Ref(), req)
-			return err
+	list.Next, err = c.pageOf(ctx, "list the snapshots", driverID, listingSnaps, req.Page,
+		func(ctx context.Context, s storage.Client, d drivers.Driver, page storage.Page) (int, string, error) {
+			req := req
+			req.Page = page
+			got, err := s.ListSnapshots(ctx, d.Ref(), req)
+			list.Snapshots = append(list.Snapshots, got.Snapshots...)
+			return len(got.Snapshots), got.Next, err
 		})
 	return list, err
 }
