@@ -131,13 +131,18 @@ func (p *Patient) drivers(ctx context.Context) []Finding {
 			add(Warn, " has a changed configuration, which waits until it is not in use", "pannier driver restart "+d.GetId())
 		}
 	}
+	here := 0
 	for _, d := range p.status.GetDrivers() {
+		if d.GetSource() == "" {
+			continue // other nodes have it
+		}
+		here++
 		look(d)
 		if c := d.GetController(); c != nil {
 			look(c)
 		}
 	}
-	return or(problems, "%d, all healthy", len(p.status.GetDrivers()))
+	return or(problems, "%d, all healthy", here)
 }
 
 // leftovers are mounts without a journal's record, and records without their mount.

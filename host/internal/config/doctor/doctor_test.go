@@ -133,6 +133,16 @@ func TestPlugins(t *testing.T) {
 	}
 }
 
+// A host need not have the drivers of other nodes.
+func TestDrivers(t *testing.T) {
+	elsewhere := &hostv1.Driver{Id: "other", Message: "it is not on this node"}
+	here := &hostv1.Driver{Id: "local", Type: "monolith", Source: "config", Healthy: true}
+	p := Patient{status: &hostv1.StatusResponse{Drivers: []*hostv1.Driver{elsewhere, here}}}
+	is(t, p.drivers(t.Context()), "ok: 1, all healthy")
+	here.Healthy, here.Message = false, "it hangs"
+	is(t, p.drivers(t.Context()), "fail: local is not healthy: it hangs: pannier driver status local")
+}
+
 // A check that does not end is reported, and is not begun again before it has ended.
 func TestCheckThatHangs(t *testing.T) {
 	t.Parallel()
