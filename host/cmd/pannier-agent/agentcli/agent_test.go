@@ -1,20 +1,24 @@
 package agentcli
 
 import (
+	"bufio"
 	"context"
 	"net"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/host/internal/cli"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/clitest"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -39,6 +43,26 @@ func TestTheProgramIsAFence(t *testing.T) {
 	if out, err := exec.CommandContext(ctx, agent, "fence", "-dir",
 		filepath.Join(dir, "none")).CombinedOutput(); err == nil {
 		t.Errorf("a fence without a directory: %s", out)
+	}
+}
+
+// A person who waits for a download is told so.
+func TestDownloadIsAnnounced(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check.NoError(t, err)
+	keyboard, terminal := clitest.Terminal(t)
+	source := "https://" + l.Addr().String() + "/demo_v1.0.0"
+	cmd := exec.Command(testbin.Build(t, "host/cmd/pannier-agent"),
+		"plugin", "install", "-plugin-dir", t.TempDir(), source)
+	cmd.Stderr = terminal
+	check.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(keyboard)
+	if want := "waiting for the download of " + source + " ..."; !lines.Scan() || strings.TrimSpace(lines.Text()) != want {
+		t.Errorf("it says %q, %v; want %q", lines.Text(), lines.Err(), want)
+	}
+	check.NoError(t, l.Close()) // who waited is refused
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != cli.ExitError {
+		t.Error(err)
 	}
 }
 
