@@ -185,11 +185,6 @@ func (m *member) backUp(ctx context.Context, to []sealing.Recipient) error {
 	if err != nil {
 		return err
 	}
-	stream, err := m.Operator.SaveSnapshot(ctx, &hostv1.SaveSnapshotRequest{})
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
 	copied, err := os.CreateTemp(filepath.Dir(m.args[0]), ".ledger-") // 0600
 	if err != nil {
 		return err
@@ -198,7 +193,7 @@ func (m *member) backUp(ctx context.Context, to []sealing.Recipient) error {
 		_ = copied.Close()
 		_ = os.Remove(copied.Name())
 	}()
-	info, err := copySnapshot(copied, stream)
+	info, err := copySnapshot(ctx, m.call, copied)
 	if err != nil {
 		return err
 	}

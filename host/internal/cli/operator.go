@@ -9,7 +9,6 @@ import (
 	"os"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -245,12 +244,12 @@ func ledgerVerbs() []verb {
 encrypted. Needs a management token when ACLs are on.`,
 			example: `"ledger-$(date +%F).snapshot"`,
 			run: func(ctx context.Context, c *call) error {
-				stream, err := c.Operator.SaveSnapshot(ctx, &hostv1.SaveSnapshotRequest{})
-				if err != nil {
+				var info *hostv1.SnapshotInfo
+				err := atomicfile.Create(c.args[0], func(f *os.File) (err error) {
+					info, err = copySnapshot(ctx, c, f)
 					return err
-				}
-				defer stream.Close()
-				info, err := writeSnapshot(c.args[0], stream)
+				})
+				err = exists(err, c.args[0], "name another file")
 				return c.Done(info, err, "wrote %s: the ledger at index %d, %s", c.args[0], info.GetIndex(), size(info.GetSize()))
 			},
 		},
@@ -291,21 +290,14 @@ that changed after it was made is lost. Refused while there are claims. It asks 
 	}
 }
 
-// writeSnapshot creates the complete file, or none.
-func writeSnapshot(path string,
-	stream *connect.ServerStreamForClient[hostv1.SaveSnapshotResponse],
-) (info *hostv1.SnapshotInfo, err error) {
-	err = atomicfile.Create(path, func(f *os.File) (err error) {
-		info, err = copySnapshot(f, stream)
-		return err
-	})
-	return info, exists(err, path, "name another file")
-}
-
-// copySnapshot writes what the stream has to a file, and checks it.
-func copySnapshot(f *os.File,
-	stream *connect.ServerStreamForClient[hostv1.SaveSnapshotResponse],
-) (info *hostv1.SnapshotInfo, err error) {
+// copySnapshot writes a copy of the ledger to a file, and checks it.
+func copySnapshot(ctx context.Context, c *call, f *os.File) (info *hostv1.SnapshotInfo, err error) {
+	defer c.announceCall(ctx, "SaveSnapshot")()
+	stream, err := c.Operator.SaveSnapshot(ctx, &hostv1.SaveSnapshotRequest{})
+	if err != nil {
+		return nil, err
+	}
+	defer stream.Close()
 	for stream.Receive() {
 		if info = stream.Msg().GetSnapshot(); info != nil {
 			break
@@ -340,7 +332,9 @@ func describeSnapshot(_ context.Context, c *call) ([]string, error) {
 }
 
 func restoreSnapshot(ctx context.Context, c *call) error {
+	done := c.announceCall(ctx, "RestoreSnapshot")
 	resp, err := sendSnapshot(ctx, c.Client, c.args[0])
+	done()
 	return c.Done(resp, err, "restored the ledger from %s, at index %d", c.args[0], resp.GetSnapshot().GetIndex())
 }
 

@@ -20,6 +20,9 @@ import (
 func (f *fake) SaveSnapshot(_ context.Context, _ *hostv1.SaveSnapshotRequest,
 	s *connect.ServerStream[hostv1.SaveSnapshotResponse],
 ) error {
+	if f.slow != nil {
+		<-f.slow
+	}
 	if f.broken() {
 		return s.Send(&hostv1.SaveSnapshotResponse{Chunk: f.snapshot[:len(f.snapshot)/2]})
 	}
@@ -43,12 +46,19 @@ func (f *fake) RestoreSnapshot(_ context.Context,
 	return &hostv1.RestoreSnapshotResponse{Snapshot: &hostv1.SnapshotInfo{Index: b.Index}}, s.Err()
 }
 
-func TestSnapshotFiles(t *testing.T) {
-	f := startFake(t)
+// hasLedger lets the fake have a ledger that can be saved.
+func (f *fake) hasLedger(t *testing.T) backup.Backup {
+	t.Helper()
 	var saved bytes.Buffer
 	b, err := clustertest.Start(t).Save(t.Context(), &saved)
 	check.NoError(t, err)
 	f.snapshot = saved.Bytes()
+	return b
+}
+
+func TestSnapshotFiles(t *testing.T) {
+	f := startFake(t)
+	b := f.hasLedger(t)
 	t.Setenv("PANNIER_ADDR", "unix://"+f.socket)
 	dir := t.TempDir()
 	run := func(want int, args ...string) (said string) {
@@ -88,7 +98,7 @@ func TestSnapshotFiles(t *testing.T) {
 	if said := run(ExitOK, "restore", "-yes", file); !strings.Contains(said, "restored the ledger") {
 		t.Errorf("it said %q", said)
 	}
-	damaged := bytes.Clone(saved.Bytes())
+	damaged := bytes.Clone(f.snapshot)
 	damaged[len(damaged)-3] ^= 1
 	bad := filepath.Join(dir, "bad.snap")
 	check.NoError(t, os.WriteFile(bad, damaged, 0o600))

@@ -57,14 +57,19 @@ func (a *App) announced() connect.Interceptor {
 			if r, ok := req.Any().(interface{ GetRead() *hostv1.ReadOptions }); ok && r.GetRead().GetIndex() > 0 {
 				return next(ctx, req) // it asks for a change
 			}
-			began := time.Now()
-			defer a.Announce(ctx, func(ctx context.Context) string {
-				ctx, cancel := context.WithTimeout(ctx, lookPatience)
-				defer cancel()
-				return waitsFor(ctx, a.client, path.Base(req.Spec().Procedure), began)
-			})()
+			defer a.announceCall(ctx, path.Base(req.Spec().Procedure))()
 			return next(ctx, req)
 		}
+	})
+}
+
+// announceCall is Announce for one call of the agent.
+func (a *App) announceCall(ctx context.Context, procedure string) (done func()) {
+	began := time.Now()
+	return a.Announce(ctx, func(ctx context.Context) string {
+		ctx, cancel := context.WithTimeout(ctx, lookPatience)
+		defer cancel()
+		return waitsFor(ctx, a.client, procedure, began)
 	})
 }
 

@@ -23,23 +23,27 @@ capability {
 
 // A person who waits is told for what: the leader, or what is under way.
 func TestAnnounce(t *testing.T) {
-	for want, leaderless := range map[string]bool{
-		"waiting for the cluster's leader ...": true, "waiting: create volume is under way; last: line break ...": false,
+	spec := filepath.Join(t.TempDir(), "slow.hcl")
+	check.NoError(t, os.WriteFile(spec, []byte(slowVolume), 0o600))
+	createVolume := []string{"volume", "create", spec}
+	for want, args := range map[string][]string{
+		"waiting for the cluster's leader ...":                      createVolume,
+		"waiting: create volume is under way; last: line break ...": createVolume,
+		"waiting: save snapshot is under way; last: line break ...": {"operator", "snapshot", "save", spec + ".copy"},
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			f := startFake(t)
-			f.slow, f.leaderless = make(chan struct{}), leaderless
+			f.slow, f.leaderless = make(chan struct{}), strings.Contains(want, "leader")
+			f.hasLedger(t)
 			keyboard, terminal := clitest.Terminal(t)
-			spec := filepath.Join(t.TempDir(), "slow.hcl")
-			check.NoError(t, os.WriteFile(spec, []byte(slowVolume), 0o600))
 			out, err := os.Create(filepath.Join(t.TempDir(), "out"))
 			check.NoError(t, err)
 			defer out.Close()
 			code := make(chan int)
 			go func() {
 				code <- Main(Options{
-					Args: []string{"-address", "unix://" + f.socket, "volume", "create", spec}, Stdout: out, Stderr: terminal,
+					Args: append([]string{"-address", "unix://" + f.socket}, args...), Stdout: out, Stderr: terminal,
 				})
 			}()
 			lines := bufio.NewScanner(keyboard)
