@@ -12,6 +12,7 @@ import (
 	"path"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -56,6 +57,8 @@ type fake struct {
 	breaks   int
 	tokens   []*hostv1.Token
 	snapshot []byte
+	// taken are the names of the snapshots that were asked for.
+	taken []string
 	// consulAway is set while no token can be revoked.
 	consulAway bool
 }
@@ -348,17 +351,23 @@ func (f *fake) DetachVolume(r *hostv1.DetachVolumeRequest) (*hostv1.DetachVolume
 	return resp, nil
 }
 
+// again reports whether a name was asked for before: its snapshot is ready then.
+func (f *fake) again(name string) bool {
+	f.taken = append(f.taken, name)
+	return slices.Contains(f.taken[:len(f.taken)-1], name)
+}
+
 func (f *fake) CreateSnapshot(r *hostv1.CreateSnapshotRequest) (*hostv1.CreateSnapshotResponse, error) {
 	if _, err := f.volume(r.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	return &hostv1.CreateSnapshotResponse{Snapshot: &hostv1.Snapshot{
-		SnapshotId: "snap-" + r.GetName(), Name: r.GetName(), Ready: r.GetParameters()["fast"] == "yes",
+		SnapshotId: "snap-" + r.GetName(), Name: r.GetName(), Ready: f.again(r.GetName()),
 	}}, nil
 }
 
 func (f *fake) CreateGroupSnapshot(r *hostv1.CreateGroupSnapshotRequest) (*hostv1.CreateGroupSnapshotResponse, error) {
-	g := &hostv1.GroupSnapshot{GroupId: "group-" + r.GetName(), Ready: r.GetParameters()["fast"] == "yes"}
+	g := &hostv1.GroupSnapshot{GroupId: "group-" + r.GetName(), Ready: f.again(r.GetName())}
 	for _, id := range r.GetVolumeIds() {
 		if _, err := f.volume(id); err != nil {
 			return nil, err

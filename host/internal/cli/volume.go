@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -231,21 +233,31 @@ func capacity(name, text string) (int64, error) {
 func snapshotVerbs() []verb {
 	var name, driver string
 	var page paging
+	var detach bool
 	return []verb{
 		{
 			use: "create VOLUME [NAME]", short: "Take a snapshot of a volume", example: "data -name before-the-upgrade",
-			long: `Take a snapshot of a volume. NAME, or -name, is its name in the namespace: snapshot_id in a volume
-spec takes it, and so does delete. Repeating the command gives the same snapshot; a name that another
-volume's snapshot has is refused. Without a name it gets one that contains the time.`,
+			long: `Take a snapshot of a volume, and wait until it can be used. NAME, or -name, is its name in the
+namespace: snapshot_id in a volume spec takes it, and so does delete. Repeating the command gives
+the same snapshot; a name that another volume's snapshot has is refused. Without a name it gets one
+that contains the time.`,
 			parameters: true,
-			flags:      func(f *pflag.FlagSet) { f.StringVar(&name, "name", "", "the snapshot's `name` in the namespace") },
+			flags: func(f *pflag.FlagSet) {
+				f.StringVar(&name, "name", "", "the snapshot's `name` in the namespace")
+				detachFlag(f, &detach)
+			},
 			run: func(ctx context.Context, c *call) error {
 				if len(c.args) == 2 && name != "" {
 					return Usage("NAME and -name say the same; give one of them")
 				}
-				resp, err := c.Volumes.CreateSnapshot(ctx, &hostv1.CreateSnapshotRequest{
+				req := &hostv1.CreateSnapshotRequest{
 					Namespace: c.inNamespace(), VolumeId: c.args[0], Name: cmp.Or(name, c.arg(1)),
 					Parameters: c.parameters, Secrets: c.secrets,
+				}
+				resp, err := untilReady(ctx, c, detach, func() (*hostv1.CreateSnapshotResponse, prepared, error) {
+					resp, err := c.Volumes.CreateSnapshot(ctx, req)
+					req.Name = path.Base(resp.GetSnapshot().GetName()) // also one that it got
+					return resp, resp.GetSnapshot(), err
 				})
 				s := resp.GetSnapshot()
 				return c.Done(resp, err, "snapshot %q (%s) of volume %q: %s", s.GetName(), s.GetSnapshotId(), c.args[0],
@@ -295,24 +307,62 @@ var snapshotColumns = columns[*hostv1.Snapshot]{
 }
 
 // readiness is how a line of text says whether a snapshot can be used.
-func readiness(snapshot interface{ GetReady() bool }) string {
+func readiness(snapshot prepared) string {
 	if snapshot.GetReady() {
 		return "ready"
 	}
 	return "not ready yet"
 }
 
+func detachFlag(f *pflag.FlagSet, detach *bool) {
+	f.BoolVar(detach, "detach", false, "return at once; the driver may still have to make the snapshot ready to use")
+}
+
+// prepared is what a driver has taken and may still have to prepare.
+type prepared interface{ GetReady() bool }
+
+const (
+	// snapshotPatience bounds the wait for a snapshot, which a driver may have to copy elsewhere.
+	snapshotPatience = time.Hour
+	// askSoon and askLate are the shortest and the longest time between two questions for it.
+	askSoon, askLate = 250 * time.Millisecond, 15 * time.Second
+)
+
+// untilReady takes a snapshot, and takes it again, which gives the same one, until it is ready to use (CSI spec,
+// CreateSnapshot).
+func untilReady[T any](ctx context.Context, c *call, detach bool, take func() (T, prepared, error)) (T, error) {
+	defer c.Announce(ctx, func(context.Context) string { return "waiting until the driver has the snapshot ready to use" })()
+	began := time.Now()
+	for pause := askSoon; ; pause = min(2*pause, askLate) {
+		resp, taken, err := take()
+		switch {
+		case err != nil || detach || taken.GetReady():
+			return resp, err
+		case time.Since(began) > snapshotPatience:
+			return resp, Hinted(fmt.Errorf("the snapshot is taken, but not ready to use after %s", snapshotPatience),
+				"repeat the command to wait longer")
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return resp, context.Cause(ctx)
+		}
+	}
+}
+
 func groupVerbs() []verb {
 	var workload string
+	var detach bool
 	return []verb{
 		{
 			use: "create NAME [VOLUME...]", short: "Take snapshots of several volumes as of one moment",
 			long: `Take snapshots of several volumes of one driver as of one moment: what a program has written to
 one of them before it wrote to another one is in the snapshots too. Repeating it gives the same
-snapshots.`,
+snapshots. It waits until they can be used.`,
 			example: "before-the-upgrade -workload db", parameters: true,
 			flags: func(f *pflag.FlagSet) {
 				f.StringVar(&workload, "workload", "", "all volumes of this workload's `ID`")
+				detachFlag(f, &detach)
 			},
 			run: func(ctx context.Context, c *call) (err error) {
 				volumes := c.args[1:]
@@ -324,9 +374,12 @@ snapshots.`,
 						return err
 					}
 				}
-				resp, err := c.Volumes.CreateGroupSnapshot(ctx, &hostv1.CreateGroupSnapshotRequest{
-					Namespace: c.inNamespace(), VolumeIds: volumes, Name: c.args[0],
-					Parameters: c.parameters, Secrets: c.secrets,
+				resp, err := untilReady(ctx, c, detach, func() (*hostv1.CreateGroupSnapshotResponse, prepared, error) {
+					resp, err := c.Volumes.CreateGroupSnapshot(ctx, &hostv1.CreateGroupSnapshotRequest{
+						Namespace: c.inNamespace(), VolumeIds: volumes, Name: c.args[0],
+						Parameters: c.parameters, Secrets: c.secrets,
+					})
+					return resp, resp.GetGroup(), err
 				})
 				return showGroup(c, resp, err)
 			},

@@ -24,6 +24,7 @@ type backend struct {
 	snapshots []*csi.Snapshot
 	names     map[string]string // of snapshots: name to id
 	room      int64             // bytes for volumes; 0: enough
+	preparing bool              // snapshots
 }
 
 type volume struct {
@@ -47,6 +48,19 @@ func (d *Driver) AddSnapshot(id, volumeID string) {
 	defer d.backend.mu.Unlock()
 	d.backend.snapshots = append(d.backend.snapshots,
 		&csi.Snapshot{SnapshotId: id, SourceVolumeId: volumeID, ReadyToUse: true})
+}
+
+// SetPreparing sets whether the snapshots that there are, and those to come, are not ready to use.
+func (d *Driver) SetPreparing(preparing bool) {
+	b := d.backend
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.preparing = preparing
+	for n, snapshot := range b.snapshots {
+		changed := proto.CloneOf(snapshot)
+		changed.ReadyToUse = !preparing
+		b.snapshots[n] = changed
+	}
 }
 
 // SetRoom limits the bytes of all volumes together; 0: there is enough.
@@ -280,7 +294,7 @@ func (s *services) CreateSnapshot(_ context.Context, req *csi.CreateSnapshotRequ
 	}
 	snap := &csi.Snapshot{
 		SnapshotId: b.id("snap"), SourceVolumeId: req.GetSourceVolumeId(), SizeBytes: 1 << 20,
-		CreationTime: timestamppb.New(time.Now()), ReadyToUse: true,
+		CreationTime: timestamppb.New(time.Now()), ReadyToUse: !b.preparing,
 	}
 	b.names[req.GetName()] = snap.GetSnapshotId()
 	b.snapshots = append(b.snapshots, snap)

@@ -222,6 +222,13 @@ func (h *Handler) create(ctx context.Context, v claim.Volume, places []claim.Top
 	}
 	asked := v
 	asked.CloneID = source
+	if v.SnapshotID != "" {
+		// A driver that does not answer this answers the creation: its error has the reason.
+		if from, err := h.sourceSnapshot(ctx, v); err == nil && from != nil && !from.Ready {
+			return fmt.Errorf("volume %q: snapshot %q %w at driver %q: repeat when the driver lists it as ready (pannier volume "+
+				"snapshot list -driver %s)", v.VolumeRef, v.SnapshotID, errNotReady, v.PluginID, v.PluginID)
+		}
+	}
 	if asked.SnapshotID, _, err = h.snapshotID(ctx, v.Namespace, v.PluginID, v.SnapshotID); err != nil {
 		return err
 	}
@@ -509,30 +516,42 @@ func (h *Handler) mayUse(ctx context.Context, v claim.Volume) error {
 	})
 }
 
+// errNotReady: the driver still prepares a snapshot (ready_to_use; CSI spec, CreateSnapshot).
+var errNotReady = errcode.FailedPrecondition.New("is not ready to use yet")
+
 // snapshotSource returns the external id of the volume that a snapshot was taken of, or "" if the driver does not
 // say.
 func (h *Handler) snapshotSource(ctx context.Context, v claim.Volume) (string, error) {
+	from, err := h.sourceSnapshot(ctx, v)
+	if err != nil || from == nil {
+		return "", err
+	}
+	return from.VolumeExternalID, nil
+}
+
+// sourceSnapshot returns the snapshot that a volume is made of, as the driver lists it; nil: it does not.
+func (h *Handler) sourceSnapshot(ctx context.Context, v claim.Volume) (*storage.Snapshot, error) {
 	open, err := h.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	id, _, err := h.snapshotID(ctx, v.Namespace, v.PluginID, v.SnapshotID)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	list, err := h.Controllers.ListSnapshots(ctx, v.PluginID, storage.ListSnapshotsRequest{
 		Page: storage.Page{Max: 1}, SnapshotID: id, Secrets: open,
 	})
 	if status.Code(err) == codes.Unimplemented {
-		return "", nil
+		return nil, nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("find the volume of snapshot %q: %w", v.SnapshotID, err)
+		return nil, fmt.Errorf("find the volume of snapshot %q: %w", v.SnapshotID, err)
 	}
 	for _, snapshot := range list.Snapshots {
 		if snapshot.ID == id {
-			return snapshot.VolumeExternalID, nil
+			return &snapshot, nil
 		}
 	}
-	return "", nil
+	return nil, nil
 }
