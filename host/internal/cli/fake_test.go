@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -271,10 +272,17 @@ func (f *fake) GetVolume(r *hostv1.GetVolumeRequest) (*hostv1.GetVolumeResponse,
 	}, nil
 }
 
-func (f *fake) ListVolumes(*hostv1.ListVolumesRequest) (*hostv1.ListVolumesResponse, error) {
+func (f *fake) ListVolumes(r *hostv1.ListVolumesRequest) (*hostv1.ListVolumesResponse, error) {
 	resp := &hostv1.ListVolumesResponse{}
-	for _, v := range f.volumes {
-		resp.Volumes = append(resp.Volumes, v)
+	for _, id := range slices.Sorted(maps.Keys(f.volumes)) {
+		if strings.Contains(id, r.GetSearch()) {
+			resp.Volumes = append(resp.Volumes, f.volumes[id])
+		}
+	}
+	resp.Total = int64(len(resp.Volumes))
+	if size := int(r.GetPerPage()); size > 0 {
+		pages := slices.Collect(slices.Chunk(resp.Volumes, size))
+		resp.Volumes = pages[max(r.GetPage(), 1)-1]
 	}
 	return resp, nil
 }

@@ -20,17 +20,30 @@ import (
 
 // volumeStatusVerbs ask about volumes.
 func volumeStatusVerbs() []verb {
-	var driver, node string
 	var external bool
 	var page paging
 	var read hostv1.ReadOptions
+	which := hostv1.ListVolumesRequest{Read: &read}
+	some := func(f *pflag.FlagSet) {
+		f.StringVar(&which.Search, "search", "", "only the volumes whose id contains `TEXT`")
+		f.StringVar(&which.State, "state", "", "only the volumes of this `STATE`: free, taken or releasing")
+		f.Int32Var(&which.Page, "page", 0, "list the page with number `N`, from 1")
+		staleFlag(f, &read)
+	}
 	return []verb{
 		{
 			use: "status [ID]", short: "List the volumes, or show one with its claims", example: "data",
-			flags: func(f *pflag.FlagSet) { staleFlag(f, &read) },
+			flags: func(f *pflag.FlagSet) {
+				some(f)
+				f.Int32Var(&which.PerPage, "per-page", 0, "list one page of at most `N` volumes")
+			},
 			run: func(ctx context.Context, c *call) error {
-				if len(c.args) == 0 {
-					return listVolumes(ctx, c, &hostv1.ListVolumesRequest{Read: &read})
+				narrowed := which.Search != "" || which.State != "" || which.PerPage != 0 || which.Page != 0
+				switch {
+				case len(c.args) == 0:
+					return listVolumes(ctx, c, &which)
+				case narrowed:
+					return Usage("-search, -state, -per-page and -page are for the list: leave out %s", c.args[0])
 				}
 				resp, err := c.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
 					Namespace: c.inNamespace(), Id: c.args[0], Read: &read,
@@ -42,22 +55,24 @@ func volumeStatusVerbs() []verb {
 			use: "list", short: "List volumes by driver or node, or what a driver itself holds",
 			example: "-driver local -external",
 			flags: func(f *pflag.FlagSet) {
-				f.StringVar(&driver, "driver", "", "only the volumes of this driver's `ID`")
-				f.StringVar(&node, "node", "", "only the volumes with a claim on this `NODE`")
+				f.StringVar(&which.PluginId, "driver", "", "only the volumes of this driver's `ID`")
+				f.StringVar(&which.Node, "node", "", "only the volumes with a claim on this `NODE`")
 				f.BoolVar(&external, "external", false, "ask the driver, registered or not")
+				some(f)
 				page.flags(f)
-				staleFlag(f, &read)
 			},
 			run: func(ctx context.Context, c *call) error {
+				other := which.Node + which.Search + which.State
 				switch {
-				case external && (driver == "" || node != ""):
-					return Usage("-external goes with -driver, and not with -node")
+				case external && (which.PluginId == "" || other != "" || which.Page != 0):
+					return Usage("-external goes with -driver, -per-page and -page-token alone")
 				case external:
-					return listExternal(ctx, c, driver, &page)
-				case page.given():
-					return Usage("-per-page and -page-token go with -external")
+					return listExternal(ctx, c, which.PluginId, &page)
+				case page.token != "":
+					return Usage("-page-token goes with -external; these pages have numbers (-page)")
 				}
-				return listVolumes(ctx, c, &hostv1.ListVolumesRequest{PluginId: driver, Node: node, Read: &read})
+				which.PerPage = page.size
+				return listVolumes(ctx, c, &which)
 			},
 		},
 		{
@@ -74,16 +89,33 @@ error, what happens next by itself, and the command to run when that is not enou
 	}
 }
 
+// manyVolumes are so many that a person is told how to list fewer.
+const manyVolumes = 1000
+
 func listVolumes(ctx context.Context, c *call, req *hostv1.ListVolumesRequest) error {
+	if req.Page != 0 && req.PerPage == 0 {
+		return Usage("-page needs -per-page")
+	}
 	req.Namespace = c.namespaceOr("*")
 	resp, err := c.Volumes.ListVolumes(ctx, req)
+	switch n := len(resp.GetVolumes()); {
+	case req.PerPage != 0 && resp.GetTotal() > int64(n):
+		pages := (resp.GetTotal()-1)/int64(req.PerPage) + 1
+		defer c.Note("page %d of %d: %d volumes in all", max(req.Page, 1), pages, resp.GetTotal())
+	case n >= manyVolumes && isTerminal(c.Out):
+		defer c.Note("%d volumes; -search, -state, -per-page and -page list fewer", n)
+	}
+	none := "no volumes; make one with pannier volume init and pannier volume create"
+	if req.Search != "" || req.State != "" || req.Page > 1 {
+		none = "no such volumes"
+	}
 	return list(c.Printer, resp, err, resp.GetVolumes(), columns[*hostv1.Volume]{
 		[]string{"ID", "NAMESPACE", "DRIVER", "DRIVER HEALTH", "SIZE", "ACCESS MODE", "ATTACHMENT", "CLAIMS", "AGE"},
 		func(t *Table, v *hostv1.Volume) {
 			t.Row(v.GetSpec().GetId(), v.GetSpec().GetNamespace(), v.GetSpec().GetPluginId(), healthy(v.GetDriverHealthy()),
 				size(v.GetCapacity()), v.GetAccessMode(), v.GetAttachmentMode(), len(v.GetClaims()), age(v.GetCreatedAt()))
 		},
-		"no volumes; make one with pannier volume init and pannier volume create",
+		none,
 	})
 }
 
