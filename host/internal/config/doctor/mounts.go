@@ -63,7 +63,8 @@ func (p *Patient) fileSystems(ctx context.Context) []string {
 		}
 	}
 	if p.status != nil {
-		if resp, err := p.Client.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{}); err == nil {
+		// A page shows what is usual here: there may be a hundred thousand.
+		if resp, err := p.Client.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{PerPage: 1000}); err == nil {
 			for _, v := range resp.GetVolumes() {
 				used[v.GetSpec().GetMountOptions().GetFsType()] = true
 			}
