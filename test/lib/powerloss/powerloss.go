@@ -47,7 +47,7 @@ func DiskAt(t testing.TB, fstype, dir string) (cut func()) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	return func() {
 		t.Helper()
-		shutDown(t, dir)
+		ShutDown(t, dir)
 		// A process that was just killed, or a child of another test before its exec, may have it open for a moment.
 		check.Eventually(t, dir+" is unmounted", func() bool {
 			err := unix.Unmount(dir, 0)
@@ -61,9 +61,9 @@ func DiskAt(t testing.TB, fstype, dir string) (cut func()) {
 	}
 }
 
-// shutDown makes a file system refuse to write anything more, its journal included: XFS_IOC_GOINGDOWN with
-// XFS_FSOP_GOING_FLAGS_NOLOGFLUSH, and EXT4_IOC_SHUTDOWN, which has the same number.
-func shutDown(t testing.TB, dir string) {
+// ShutDown makes a file system refuse to write anything more, its journal included: XFS_IOC_GOINGDOWN with
+// XFS_FSOP_GOING_FLAGS_NOLOGFLUSH, and EXT4_IOC_SHUTDOWN, which has the same number. Every call for it answers EIO.
+func ShutDown(t testing.TB, dir string) {
 	t.Helper()
 	const goingDown, noLogFlush = 0x8004587d, 2
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -446,12 +446,29 @@ func TestUnusableRecordStopsTheStart(t *testing.T) {
 	text, err := json.Marshal(record{Version: recordVersion + 1, Spec: Spec{ID: "a"}})
 	check.NoError(t, err)
 	check.NoError(t, os.MkdirAll(dir(dataDir, "a"), 0o700))
-	for _, content := range []string{string(text), "{", ""} {
+	check.NoError(t, os.WriteFile(recordPath(dataDir, "a"), text, 0o600))
+	h := newHost(t, dataDir)
+	if err := h.Open(t.Context(), nil); err == nil || !strings.Contains(err.Error(), recordPath(dataDir, "a")) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// The process that a damaged record knew is ended, and another one serves.
+func TestDamagedRecordIsSetAside(t *testing.T) {
+	dataDir := shortDir(t)
+	for _, content := range []string{"{", "", "[1]"} {
+		h := open(t, dataDir, supervised("a"))
+		before := h.healthy("a").PID
+		check.NoError(t, h.Close(false))
 		check.NoError(t, os.WriteFile(recordPath(dataDir, "a"), []byte(content), 0o600))
-		h := newHost(t, dataDir)
-		if err := h.Open(t.Context(), nil); err == nil || !strings.Contains(err.Error(), recordPath(dataDir, "a")) {
-			t.Errorf("%q: got %v", content, err)
+		h = open(t, dataDir, supervised("a"))
+		if after := h.healthy("a").PID; after == before {
+			t.Errorf("%q: process %d serves on", content, after)
 		}
+		if kept, err := os.ReadFile(recordPath(dataDir, "a") + ".damaged"); err != nil || string(kept) != content {
+			t.Errorf("%q: kept is %q, %v", content, kept, err)
+		}
+		check.NoError(t, h.Close(true))
 	}
 }
 

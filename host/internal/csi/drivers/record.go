@@ -11,8 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/hashicorp/go-hclog"
+
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/managed"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
@@ -100,13 +103,14 @@ func forget(dataDir, key string) error {
 	return atomicfile.SyncDir(folder)
 }
 
-// loadRecords reads the records of all instances, by key.
-func loadRecords(dataDir string) (map[string]record, error) {
+// loadRecords reads the records of all instances, by key. Those that are damaged are set aside, and their processes are
+// ended, since what they knew is lost: also a driver that was registered.
+func loadRecords(dataDir string, log hclog.Logger) (map[string]record, error) {
 	entries, err := os.ReadDir(filepath.Join(dataDir, "csi"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("look for the drivers' records: %w", err)
 	}
-	records := map[string]record{}
+	records, tokens, damaged := map[string]record{}, map[string]bool{}, false
 	for _, e := range entries {
 		if claim.CheckID(e.Name()) != nil || !e.IsDir() {
 			continue
@@ -116,14 +120,36 @@ func loadRecords(dataDir string) (map[string]record, error) {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
+			if errors.Is(err, errDamaged) {
+				damaged = true
+				aside := recordPath(dataDir, key) + ".damaged"
+				log.Error("a driver's record is damaged: the driver starts anew; if it was registered and not configured, register it "+
+					"again", "driver", key, "error", err, "kept", aside)
+				err = os.Rename(recordPath(dataDir, key), aside)
+				if err == nil {
+					continue
+				}
+			}
 			if err != nil {
 				return nil, err
 			}
 			records[key] = r
+			for _, run := range r.Runs {
+				if run.Process != nil {
+					tokens[run.Process.Token] = true
+				}
+			}
 		}
+	}
+	if damaged {
+		log.Warn("processes of drivers that are in no record were ended",
+			"pids", process.EndUnrecorded(filepath.Dir(copiesDir(dataDir, "any")), tokens))
 	}
 	return records, nil
 }
+
+// errDamaged: what was written is not what is read.
+var errDamaged = errors.New("it is damaged")
 
 func loadRecord(path, key string) (record, error) {
 	text, err := os.ReadFile(path)
@@ -131,9 +157,13 @@ func loadRecord(path, key string) (record, error) {
 		return record{}, err
 	}
 	var r record
-	err = json.Unmarshal(text, &r)
-	if err == nil && (r.Version != recordVersion || r.Spec.key() != key) {
+	if err = json.Unmarshal(text, &r); err != nil {
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	} else if r.Version != recordVersion || r.Spec.key() != key {
 		err = fmt.Errorf("it has version %d and is of %q", r.Version, r.Spec.key())
+	}
+	if errors.Is(err, errDamaged) {
+		return record{}, fmt.Errorf("the record %s: %w", path, err)
 	}
 	if err != nil {
 		return record{}, fmt.Errorf(

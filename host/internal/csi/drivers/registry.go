@@ -145,7 +145,7 @@ func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 	if err != nil {
 		return err
 	}
-	records, err := loadRecords(r.cfg.DataDir)
+	records, err := loadRecords(r.cfg.DataDir, r.cfg.Logger)
 	if err != nil {
 		return err
 	}

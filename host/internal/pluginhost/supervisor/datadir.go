@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/hashicorp/go-hclog"
+
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk/wire"
@@ -27,7 +29,7 @@ func (s *Supervisor) prepare() error {
 	if s.runDir, err = openRunDir(s.dir); err != nil {
 		return err
 	}
-	if s.authority, err = loadAuthority(filepath.Join(s.dir, "host.pem")); err != nil {
+	if s.authority, err = loadAuthority(filepath.Join(s.dir, "host.pem"), s.log); err != nil {
 		return err
 	}
 	if err := process.Unlimited(); err != nil {
@@ -37,13 +39,17 @@ func (s *Supervisor) prepare() error {
 	return nil
 }
 
-// loadAuthority reads the host's certificate authority, and makes it at the first start.
-func loadAuthority(path string) (*wire.Authority, error) {
+// loadAuthority reads the host's certificate authority, and makes it at the first start, or if it is damaged: plugins
+// that an earlier one has certified are started anew.
+func loadAuthority(path string, log hclog.Logger) (*wire.Authority, error) {
 	data, err := os.ReadFile(path)
 	if err == nil {
-		return wire.ParseAuthority(data)
-	}
-	if !errors.Is(err, os.ErrNotExist) {
+		a, damage := wire.ParseAuthority(data)
+		if damage == nil {
+			return a, nil
+		}
+		log.Error("the host's plugin certificate is damaged and is made anew, so all plugins start anew", "path", path, "error", damage)
+	} else if !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read the host's plugin certificate: %w", err)
 	}
 	a, err := wire.NewAuthority()
@@ -59,11 +65,22 @@ func loadAuthority(path string) (*wire.Authority, error) {
 	return a, nil
 }
 
-// sweep removes what earlier hosts left unfinished.
+// sweep removes what earlier hosts left unfinished. Records that are damaged are set aside, and their processes are
+// ended: what they knew is lost.
 func (s *Supervisor) sweep(recorded []string) error {
-	keep, tokens := map[string]bool{}, map[string]bool{}
+	keep, tokens, damaged := map[string]bool{}, map[string]bool{}, false
 	for _, name := range recorded {
 		rec, err := loadRecord(s.dir, name)
+		if errors.Is(err, errDamaged) {
+			damaged = true
+			aside := recordPath(s.dir, name) + ".damaged"
+			s.log.Error("a plugin's record is damaged: the plugin starts anew, and its pin and refusals are forgotten",
+				"plugin", name, "error", err, "kept", aside)
+			if err := os.Rename(recordPath(s.dir, name), aside); err != nil {
+				return err
+			}
+			continue
+		}
 		if err != nil {
 			// The plugin's status shows the error. The record may name anything, so remove nothing.
 			return nil //nolint:nilerr // see above
@@ -74,6 +91,9 @@ func (s *Supervisor) sweep(recorded []string) error {
 				tokens[run.Process.Token] = true
 			}
 		}
+	}
+	if damaged {
+		s.log.Warn("processes of plugins that are in no record were ended", "pids", process.EndUnrecorded(s.dir, tokens))
 	}
 	temps, err := filepath.Glob(filepath.Join(s.dir, ".*-*")) // .copy-, .write-
 	for _, t := range temps {

@@ -82,18 +82,32 @@ func living() []procfs.Stat {
 }
 
 // hasToken reports whether a process was started with a token. If we may not read its environment, it is not ours.
-func hasToken(pid int, token string) bool {
-	env, err := os.ReadFile(procfs.Dir(pid) + "/environ")
-	if err != nil {
-		return false
-	}
-	want := []byte(envToken + "=" + token)
+func hasToken(pid int, token string) bool { return token != "" && tokenOf(pid) == token }
+
+// tokenOf returns the token that a process was started with, or "".
+func tokenOf(pid int) string {
+	env, _ := os.ReadFile(procfs.Dir(pid) + "/environ")
 	for kv := range bytes.SplitSeq(env, []byte{0}) {
-		if bytes.Equal(kv, want) {
-			return true
+		if token, is := bytes.CutPrefix(kv, []byte(envToken+"=")); is {
+			return string(token)
 		}
 	}
-	return false
+	return ""
+}
+
+// EndUnrecorded kills the processes that Start made of programs below a folder, and whose tokens no record has: those
+// of a record that is damaged. Their children go on.
+func EndUnrecorded(folder string, recorded map[string]bool) (ended []int) {
+	for _, s := range living() {
+		exe, err := os.Readlink(procfs.Dir(s.PID) + "/exe")
+		if err != nil || s.PID != s.Group || !strings.HasPrefix(exe, folder+"/") {
+			continue
+		}
+		if token := tokenOf(s.PID); token != "" && !recorded[token] && unix.Kill(s.PID, unix.SIGKILL) == nil {
+			ended = append(ended, s.PID)
+		}
+	}
+	return ended
 }
 
 // leaderWithToken finds the process that Start made with this token: the oldest one that has the token and leads its
