@@ -1,15 +1,18 @@
 package workload
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/host/internal/system/events"
+	used "github.com/pannier/pannier/test/lib/usage"
 )
 
 // A release that has to wait is reported at its first failed try, and then at growing distances; its status always
@@ -53,6 +56,43 @@ func TestAReleaseThatWaitsIsSeen(t *testing.T) {
 	}
 	if w, err := h.Get(ref("w")); err != nil || w.Release != (Release{}) {
 		t.Errorf("once it is released, it is %+v (%v)", w.Release, err)
+	}
+	h.clean(t)
+}
+
+// A driver that is gone for days leaves little: the pause between two tries grows to half a minute, and twice as many
+// tries say one thing more. The tries of a week, 20,160, took 41 s of CPU and were 15 events.
+func TestAReleaseThatWaitsForADay(t *testing.T) {
+	h := newHost(t)
+	const failing = int(24 * time.Hour / (30 * time.Second))
+	if h.limits.undo.Max != 30*time.Second {
+		t.Errorf("the longest pause is %s", h.limits.undo.Max)
+	}
+	h.limits.undo.Min, h.limits.undo.Max = time.Nanosecond, time.Nanosecond
+	var lines bytes.Buffer
+	h.Manager.log = hclog.New(&hclog.LoggerOptions{Output: &lines})
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	tries := 0
+	h.on("unpublish:before", 0, func(ctx context.Context) error {
+		if tries++; tries > failing {
+			return nil
+		}
+		return fail(codes.Unavailable)(ctx)
+	})
+	before := used.CPUHere(t)
+	if _, err := h.Stop(t.Context(), ref("w"), "the test stops it", nil); err != nil {
+		t.Error(err)
+	}
+	h.ended(t, "w")
+	t.Logf("%d tries took %s of CPU and %d bytes of log", failing, used.CPUHere(t)-before, lines.Len())
+	const said = 12 // 1, 2, 4 to 2,048
+	if n := strings.Count(lines.String(), "this is retried"); n != said {
+		t.Errorf("%d lines of log: %s", n, lines.String())
+	}
+	all := slices.DeleteFunc(h.Events.Recent(events.DefaultSize), func(e events.Event) bool { return e.Type != "release-waits" })
+	if len(all) != said {
+		t.Errorf("%d events: %v", len(all), all)
 	}
 	h.clean(t)
 }
