@@ -107,7 +107,7 @@ demo-mesh: build consul envoy ## Show two workloads in the mesh of a real Consul
 # Clusters of real agents have elections and timeouts, and a Chromium gives up connections, on a busy machine. Their
 # tests run two packages at a time, after all other tests; and so do those that give a plugin in an interpreted
 # language ten seconds to start, and a driver ten for a call.
-CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/security test/suite/dockervolume test/suite/browser
+CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/stalls test/suite/security test/suite/dockervolume test/suite/browser
 ALONE    := $(CLUSTERS) examples/plugins plugins/csi-bridge
 
 # These packages take longest. They start first, so that none of them runs alone at the end.
@@ -161,6 +161,12 @@ chaos: DURATION = 10m
 chaos: SEED = 0
 chaos: ## Let everything go wrong in clusters of real agents, for DURATION (10m), or once by a SEED (root)
 	@go test -count=1 -timeout 24h -v -run '^TestChaos$$' ./test/suite/chaos $(if $(filter-out 0,$(SEED)),-seed=$(SEED),-duration=$(DURATION))
+
+.PHONY: stalls
+stalls: DURATION = 10m
+stalls: SEED = 0
+stalls: ## Stall, fill and damage what one agent relies on, for DURATION (10m), in an order by a SEED (root)
+	@go test -count=1 -timeout 24h -v -run '^TestHost$$' ./test/suite/stalls -duration=$(DURATION) -seed=$(SEED)
 
 .PHONY: mutants
 mutants: ONLY =
