@@ -159,13 +159,17 @@ func (m *Manager) instance(rec record) *instance {
 	return i
 }
 
-// Get reads one workload.
+// Get reads one workload. Its message says which file system of it does not answer or fails.
 func (m *Manager) Get(ref claim.WorkloadRef) (Workload, error) {
 	i, err := m.known.find(ref)
 	if err != nil {
 		return Workload{}, err
 	}
-	return i.snapshot(), nil
+	w := i.snapshot()
+	if fails := i.fileSystem(); fails != nil && w.State == Running && w.Message == "" {
+		w.Message = fails.Error()
+	}
+	return w, nil
 }
 
 // List reads all workloads of this node, and those that ended lately.
