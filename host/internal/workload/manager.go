@@ -128,7 +128,7 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 	m.volumes = volumesteps.New(volumesteps.Config{
 		Node: node, Layout: layout, Journal: j, Ledger: deps.Ledger, Lease: deps.Lease, Controller: deps.Controller,
 		Drivers: deps.Calls, Secrets: deps.Secrets, ReadSecret: deps.ReadSecret, Events: deps.Events, Log: log,
-		Closing: m.ctx, Explained: m.known.explained, Records: m.known.liveRecords,
+		Closing: m.ctx, Explained: m.known.explained, Records: m.known.liveRecords, Expanded: m.noteExpanded,
 	})
 	m.mountTable = &mountTable{ctx: m.ctx, live: &m.live, log: log}
 	m.Registered = &Registered{known: m.known, services: m.services, log: log}

@@ -192,6 +192,9 @@ func (c *Controllers) Stats(ctx context.Context, v claim.Definition, at mounts.P
 		stats, err = volumeStats(ctx, s, d, v, at)
 		return err
 	})
+	if at.Unexpanded != "" {
+		stats.Condition, err = unexpanded(at), nil
+	}
 	return stats, err
 }
 

@@ -49,6 +49,9 @@ func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Definition, at
 		}
 		return err
 	})
+	if at.Unexpanded != "" {
+		answer.Node, err = unexpanded(at), nil
+	}
 	return answer, done(reading(v), v.PluginID, err)
 }
 
@@ -60,6 +63,10 @@ func unusable(at mounts.Place) *storage.Condition {
 		return nil
 	}
 	return &storage.Condition{Abnormal: true, Message: fmt.Sprintf("the file system at %s cannot be used: %v", at.Target, err)}
+}
+
+func unexpanded(at mounts.Place) *storage.Condition {
+	return &storage.Condition{Abnormal: true, Message: at.Unexpanded}
 }
 
 func reading(v claim.Definition) string {

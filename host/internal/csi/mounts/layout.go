@@ -74,6 +74,8 @@ func (u Usage) String() string {
 type Place struct {
 	Target  string
 	Staging string // empty where the driver does not stage
+	// Unexpanded says why what is mounted has not the size that the volume has now; empty: it has.
+	Unexpanded string `json:",omitempty"`
 }
 
 // Driver is the folder of one driver: everything that it may mount lies below it.

@@ -12,8 +12,10 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -79,9 +81,32 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 		}
 	}
 	if v.info.Grown && !v.Usage.ReadOnly {
-		return s.grow(ctx, v)
+		err := s.grow(ctx, v)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		s.NoteExpanded(v.info, err) // the volume can be used with its old size
 	}
 	return nil
+}
+
+// NoteExpanded notes whether what is mounted of a volume on this node has its new size, for its users and for people.
+func (s *Steps) NoteExpanded(v claim.Volume, err error) {
+	why := ""
+	if err != nil {
+		namespace := ""
+		if v.Namespace != claim.DefaultNamespace {
+			namespace = "-namespace " + printable.Argument(v.Namespace) + " "
+		}
+		why = fmt.Sprintf("volume %q is used with its old size on node %q: %v; to try again, start the workload again or run "+
+			"pannier volume expand %s%s %d", v.VolumeRef, s.Node, err, namespace, printable.Argument(v.ID),
+			max(v.Capacity, v.CapacityMin))
+		s.Events.Publish(events.Event{
+			Topic: events.TopicVolume, Type: "not-expanded", Subject: v.String(), Message: why,
+			Details: map[string]string{"driver": v.PluginID, "node": s.Node},
+		})
+	}
+	s.Expanded(v.VolumeRef, why)
 }
 
 func (s *Steps) publishNow(ctx context.Context, v *Volume, asked storage.Volume) error {
