@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// However many ask what hangs, one call is under way. Who asks later is answered at once, and anew when it answers again.
+// However many ask what hangs, one call is under way. A later caller has its answer at once, until that call returns.
 func TestOneCallHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Calls

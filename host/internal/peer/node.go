@@ -97,7 +97,9 @@ func (n *Node) expected(ctx context.Context) error {
 
 // ExpandVolume grows what is mounted of a volume here, and returns in how many places.
 func (n *Node) ExpandVolume(ctx context.Context, v claim.Volume, minBytes, maxBytes int64) (places int, err error) {
-	return n.Workloads.Expand(v, func(at mounts.Place) error { return n.Mounted.ExpandNode(ctx, v, at, minBytes, maxBytes) })
+	return n.Workloads.Expand(v, func(at mounts.Place) error {
+		return n.Mounted.ExpandNode(ctx, v, at, minBytes, maxBytes)
+	})
 }
 
 // errNotMounted says that a volume has no mount on the node.

@@ -45,8 +45,8 @@ func hangingThreads(t *testing.T, h *testhost.Host) (n int) {
 	return n
 }
 
-// The server of a volume's file system hangs, and a process of the host waits for it. Everything says which volume it is
-// and goes on, at most one thread of the agent waits too, and an operator's force ends it.
+// The server of a volume's file system hangs, and a process of the host waits for it. Everything says which volume it
+// is and goes on, at most one thread of the agent waits too, and an operator's force ends it.
 func TestFileSystemThatHangs(t *testing.T) {
 	t.Parallel()
 	h := newFuseHost(t)

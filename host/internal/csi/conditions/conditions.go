@@ -1,6 +1,6 @@
 // Package conditions watches the condition of the volumes that are mounted on this node, as their drivers report it
-// (CSI spec, NodeGetVolumeHealth and ControllerGetVolumeHealth) and as their file systems answer, and publishes an event when it changes. While the
-// metrics are read, it also asks how full the volumes are (NodeGetVolumeStats).
+// (CSI spec, NodeGetVolumeHealth and ControllerGetVolumeHealth) and as their file systems answer. It publishes an event
+// when it changes. While the metrics are read, it also asks how full the volumes are (NodeGetVolumeStats).
 //
 // Nothing is decided from a condition: it is for people. Only drivers that report these are asked for one.
 package conditions

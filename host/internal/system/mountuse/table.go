@@ -7,8 +7,8 @@
 //
 // It reads text in /proc and /sys, and asks no file system but in Answers: one that hangs must not hold up the caller.
 // What may hang nevertheless, such as a look at a process that waits for its file system, has a bound, and of each
-// thing at most one thread of the program hangs. The fence relies on that. It uses no Holder, whose text also names the container (package owner), read from the engine's
-// files.
+// thing at most one thread of the program hangs. The fence relies on that. It uses no Holder, whose text also names the
+// container (package owner), read from the engine's files.
 package mountuse
 
 import (
