@@ -82,8 +82,8 @@ var ofMounts = []mutant{
 	{
 		name: "unmount-through-a-link", promise: "the host unmounts only what is in a driver's folder",
 		in: "host/internal/csi/mounts", decl: "unmountBelow",
-		old: "	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW)\n",
-		new: "	return unix.Unmount(filepath.Join(dir, rel), unix.UMOUNT_NOFOLLOW)\n",
+		old: "	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW|flags)\n",
+		new: "	return unix.Unmount(filepath.Join(dir, rel), unix.UMOUNT_NOFOLLOW|flags)\n",
 		pkg: "./host/internal/csi/mounts", run: "^TestUnmountBesideALink$",
 	},
 	{
@@ -260,5 +260,40 @@ var ofMounts = []mutant{
 		old: "st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size > 0",
 		new: "st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size < 0",
 		pkg: "./host/internal/csi/mounts", run: "^TestRemoveLeavesNonEmptyDirectories$",
+	},
+	{
+		name: "a-thread-for-each-look", promise: "of a file system that hangs at most one thread of a program waits",
+		in: "internal/bounded", decl: "Calls.begin",
+		old: "now := c.underWay[key]; now != nil {",
+		new: "now := c.underWay[key]; now != nil && do == nil {",
+		pkg: "./internal/bounded", run: "^TestOneCallHangs$",
+	},
+	{
+		name: "fuse-of-others-not-seen", promise: "who has a volume is found without an answer of its file system",
+		in: "host/internal/system/mountuse", decl: "Scene.of",
+		old: "stat(link, 0)",
+		new: "stat(link, unix.STATX_TYPE|unix.STATX_MNT_ID)",
+		pkg: mountusePkg, run: "^TestUsersOfWhatHangs$",
+	},
+	{
+		name: "forced-without-an-abort", promise: "a forced stop ends what waits for a file system that does not answer",
+		in: "host/internal/csi/mounts", decl: "Layout.Abort",
+		old: "unmountBelow(dir, rel, unix.MNT_FORCE)",
+		new: "unmountBelow(dir, rel, 0)",
+		pkg: "./host/internal/csi/mounts", run: "^TestFileSystemThatHangs$",
+	},
+	{
+		name: "unexpanded-unstartable", promise: "a volume that cannot be expanded where it is mounted starts with its old size",
+		in: "host/internal/workload/volumesteps", decl: "Steps.publish",
+		old: "		if ctx.Err() != nil {\n			return context.Cause(ctx)\n		}\n",
+		new: "		if err != nil {\n			return err\n		}\n",
+		pkg: "./test/suite/e2e", run: "^TestExpansionThatFails$",
+	},
+	{
+		name: "moved-directory", promise: "an agent whose data directory was moved under a workload says what to move back",
+		in: "host/internal/csi/mounts", decl: "Layout.MovedFrom",
+		old: "	for range 7 {",
+		new: "	for range 5 {",
+		pkg: "./test/suite/e2e", run: "^TestDataDirectoryIsMoved$",
 	},
 }

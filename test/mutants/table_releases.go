@@ -140,14 +140,14 @@ var releases = []mutant{
 	{
 		name: "live-mount-detached-by-force", promise: "a forced release waits for what has the volume in use",
 		in: "host/internal/csi/mounts", decl: "unmountBelow",
-		old: "	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW)\n",
-		new: "	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)\n",
+		old: "	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW|flags)\n",
+		new: "	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH|flags)\n",
 		pkg: workloadPkg, run: "^TestForcedReleaseOfABusyVolume$",
 	},
 	{
 		name: "forced-without-an-operator", promise: "a volume is unmounted without its driver only for an operator",
 		in: "host/internal/workload/volumesteps", decl: "Steps.byForce",
-		old: "	if by == \"\" {\n		return v.suggestForce(path, err)\n	}\n",
+		old: "	if by == \"\" {\n		return v.suggestForce(err)\n	}\n",
 		new: "	if by == \"\" {\n		by = \"nobody\"\n	}\n",
 		pkg: workloadPkg, run: "^TestReleaseIsNotForced$",
 	},

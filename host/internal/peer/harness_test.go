@@ -313,6 +313,13 @@ func (w *works) Placements(ref claim.VolumeRef) []workload.Placement {
 	return nil
 }
 
+func (w *works) Expand(v claim.Volume, do func(at mounts.Place) error) (places int, err error) {
+	for _, p := range w.Placements(v.VolumeRef) {
+		return 1, do(p.Place)
+	}
+	return 0, nil
+}
+
 func (w *works) ExpandNode(_ context.Context, v claim.Volume, at mounts.Place, _, _ int64) error {
 	return w.note("expand", v.ID, at.Target)
 }

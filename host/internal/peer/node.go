@@ -34,6 +34,7 @@ type Workloads interface {
 	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
 		error)
 	Placements(ref claim.VolumeRef) []workload.Placement
+	Expand(v claim.Volume, do func(at mounts.Place) error) (places int, err error)
 }
 
 // Mounted makes calls to this node's drivers about what is mounted here (controllers.Controllers).
@@ -94,15 +95,11 @@ func (n *Node) expected(ctx context.Context) error {
 	return nil
 }
 
-// ExpandVolume grows a volume wherever it is mounted here, and returns in how many places.
+// ExpandVolume grows what is mounted of a volume here, and returns in how many places.
 func (n *Node) ExpandVolume(ctx context.Context, v claim.Volume, minBytes, maxBytes int64) (places int, err error) {
-	for _, p := range n.Workloads.Placements(v.VolumeRef) {
-		if err := n.Mounted.ExpandNode(ctx, v, p.Place, minBytes, maxBytes); err != nil {
-			return places, err
-		}
-		places++
-	}
-	return places, nil
+	return n.Workloads.Expand(v, func(at mounts.Place) error {
+		return n.Mounted.ExpandNode(ctx, v, at, minBytes, maxBytes)
+	})
 }
 
 // errNotMounted says that a volume has no mount on the node.

@@ -128,7 +128,7 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 	m.volumes = volumesteps.New(volumesteps.Config{
 		Node: node, Layout: layout, Journal: j, Ledger: deps.Ledger, Lease: deps.Lease, Controller: deps.Controller,
 		Drivers: deps.Calls, Secrets: deps.Secrets, ReadSecret: deps.ReadSecret, Events: deps.Events, Log: log,
-		Closing: m.ctx, Explained: m.known.explained, Records: m.known.liveRecords,
+		Closing: m.ctx, Explained: m.known.explained, Records: m.known.liveRecords, Expanded: m.noteExpanded,
 	})
 	m.mountTable = &mountTable{ctx: m.ctx, live: &m.live, log: log}
 	m.Registered = &Registered{known: m.known, services: m.services, log: log}
@@ -159,13 +159,17 @@ func (m *Manager) instance(rec record) *instance {
 	return i
 }
 
-// Get reads one workload.
+// Get reads one workload. Its message says which file system of it does not answer or fails.
 func (m *Manager) Get(ref claim.WorkloadRef) (Workload, error) {
 	i, err := m.known.find(ref)
 	if err != nil {
 		return Workload{}, err
 	}
-	return i.snapshot(), nil
+	w := i.snapshot()
+	if fails := i.fileSystem(); fails != nil && w.State == Running && w.Message == "" {
+		w.Message = fails.Error()
+	}
+	return w, nil
 }
 
 // List reads all workloads of this node, and those that ended lately.

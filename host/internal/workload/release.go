@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +50,10 @@ func (r *run) waits(ctx context.Context, err error, pause time.Duration) {
 	case errors.Is(err, drivers.ErrUnhealthy):
 		reason = reasonDriver
 	}
+	if fails := r.fileSystem(); fails != nil && r.forced.Err() == nil {
+		force := r.forceCommand()
+		command, err = cmp.Or(command, force), fmt.Errorf("%w; %w; if it stays so: %s", err, fails, force)
+	}
 	var now Release
 	r.Update(func() {
 		if r.retried.Tries == 0 {
@@ -73,6 +78,16 @@ func (r *run) waits(ctx context.Context, err error, pause time.Duration) {
 	}
 	r.eventWith("release-waits", fmt.Sprintf("try %d failed, %s after the first: %v", now.Tries,
 		time.Since(now.Since).Round(time.Second), err), details)
+}
+
+// fileSystem returns what is wrong with the file system of one of the workload's volumes that is mounted; nil: nothing.
+func (i *instance) fileSystem() error {
+	for _, m := range i.snapshot().Mounts {
+		if err := volumesteps.Fails(m.Volume, m.HostPath); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // forceCommand releases the workload without what Consul refuses.

@@ -3,12 +3,16 @@ package workload
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // Open restores the workloads of the journal. Starts and stops that were interrupted continue. A workload that was
@@ -32,6 +36,15 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 		return records.Each(tx, func(_ string, rec *record) error { found = append(found, rec); return nil })
 	}); err != nil {
 		return nil, err
+	}
+	for _, rec := range found {
+		for _, v := range rec.Volumes {
+			if from := m.Layout.MovedFrom(v.Target); from != "" && v.MayBeMounted() && rec.BootID == m.bootID {
+				return nil, fmt.Errorf("workload %q uses volume %q, and its data_dir %s was moved to %s meanwhile: %s, and start the "+
+					"agent with data_dir = %q; stop its workloads before you move it", rec.Spec.WorkloadRef, v.VolumeRef, from,
+					filepath.Dir(m.Layout.Dir), moveBack(filepath.Dir(m.Layout.Dir), from), from)
+			}
+		}
 	}
 	restored, err := m.restoreAll(ctx, found)
 	changed := m.Drivers.Changed()
@@ -62,6 +75,29 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	}
 	close(m.reconciled)
 	return leftovers, nil
+}
+
+func moveBack(dataDir, to string) string {
+	return fmt.Sprintf("move it back (mv -T %s %s)", printable.Argument(dataDir), printable.Argument(to))
+}
+
+// moved adds to the error of a workload that is not known where another data directory has volumes mounted for one of
+// its name.
+func (m *Manager) moved(ref claim.WorkloadRef, err error) error {
+	there, readErr := mounts.Below("")
+	for _, at := range there {
+		dir := m.Layout.MovedFrom(at.Path)
+		if dir == "" || readErr != nil {
+			continue
+		}
+		other := mounts.Layout{Dir: filepath.Join(dir, filepath.Base(m.Layout.Dir))}
+		if w, ok := other.Workload(at.Path); ok && w == ref {
+			own := filepath.Dir(m.Layout.Dir)
+			return fmt.Errorf("%w, but %s is mounted for one of that name by an agent whose data_dir is %s: if that was moved from "+
+				"%s, stop the agent, move %s away, %s, and start the agent again", err, at.Path, dir, own, own, moveBack(dir, own))
+		}
+	}
+	return err
 }
 
 // restoreAll makes the instances of all records; they do nothing yet. After an error there are

@@ -311,6 +311,8 @@ func (r *run) attempt(ctx context.Context) (err error) {
 		ctx, cancel = context.WithCancelCause(ctx)
 		defer cancel(nil)
 		defer context.AfterFunc(r.forced, func() { cancel(errForced) })() //nolint:contextcheck // the force, besides ctx
+	} else {
+		r.m.volumes.Abort(r.volumes) // first: processes that wait for a file system do not end
 	}
 	r.leave(ctx)
 	if err := r.endProcesses(ctx); err != nil {

@@ -140,7 +140,7 @@ func TestBlockDevice(t *testing.T) {
 			h := newHost(t)
 			h.blockVolume(t, driver, "disk")
 			w := h.start(t, spec("w", "disk"))
-			if is, err := mounts.BlockDevice(w.Mounts[0].HostPath); !is || err != nil || !w.Mounts[0].Block {
+			if number, err := mounts.Device(w.Mounts[0].HostPath); number == "" || err != nil || !w.Mounts[0].Block {
 				t.Errorf("mount: %+v (%v)", w.Mounts[0], err)
 			}
 			h = h.restart(t) // nothing of it is lost

@@ -245,6 +245,9 @@ func (i *instance) snapshot() Workload {
 	}
 	for _, v := range i.rec.Volumes {
 		if v.Published() {
+			if w.State == Running {
+				w.Message = cmp.Or(w.Message, v.Unexpanded)
+			}
 			w.Mounts = append(w.Mounts, MountPoint{
 				Volume: v.VolumeRef, Request: v.Request.Name, HostPath: v.Target, Destination: v.Request.Destination,
 				ReadOnly: v.Usage.ReadOnly, Block: v.Usage.AttachmentMode == claim.BlockDevice,

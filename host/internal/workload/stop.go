@@ -23,7 +23,7 @@ func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string
 ) {
 	i, err := m.known.find(ref)
 	if err != nil {
-		return Workload{}, err
+		return Workload{}, m.moved(ref, err)
 	}
 	if span := trace.SpanFromContext(ctx); span.SpanContext().IsSampled() {
 		i.traceIn(span)

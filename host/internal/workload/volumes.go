@@ -62,15 +62,40 @@ func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
 			if v.VolumeRef != ref || !v.Published() {
 				continue
 			}
-			p := Placement{Workload: i.ref, Driver: v.PluginID, Place: mounts.Place{Target: v.Target}, Usage: v.Usage}
-			if v.Staged() {
-				p.Staging = v.Staging
-			}
-			out = append(out, p)
+			out = append(out, Placement{Workload: i.ref, Driver: v.PluginID, Place: v.Place(), Usage: v.Usage})
 		}
 		i.mu.Unlock()
 	}
 	return out
+}
+
+// Expand expands what is mounted of a volume on this node, if a workload may write to it: once, at a path of such a
+// workload. The outcome is shown with the volume and with the workloads that use it.
+func (m *Manager) Expand(v claim.Volume, do func(at mounts.Place) error) (places int, err error) {
+	for _, p := range m.Placements(v.VolumeRef) {
+		if !p.Usage.ReadOnly {
+			err := do(p.Place)
+			m.volumes.NoteExpanded(v, err)
+			return 1, err
+		}
+	}
+	return 0, nil
+}
+
+// noteExpanded is volumesteps.Config.Expanded.
+func (m *Manager) noteExpanded(ref claim.VolumeRef, why string) {
+	for _, i := range m.known.all() {
+		for _, v := range i.volumes.Volumes {
+			changed := false
+			i.View(func() { changed = v.VolumeRef == ref && v.MayBeMounted() && v.Unexpanded != why })
+			if !changed {
+				continue
+			}
+			if err := i.Save(func() { v.Unexpanded = why }); err != nil {
+				m.log.Warn("the journal does not have whether a volume is expanded", "workload", i.ref, "error", err)
+			}
+		}
+	}
 }
 
 // Holder has a volume of a workload.
@@ -110,11 +135,7 @@ func (m *Manager) Mounted() []conditions.Volume {
 			if !v.Published() || v.Request.Ephemeral() {
 				continue
 			}
-			at := mounts.Place{Target: v.Target}
-			if v.Staged() {
-				at.Staging = v.Staging
-			}
-			found[v.VolumeRef] = conditions.Volume{At: at, Definition: v.Definition}
+			found[v.VolumeRef] = conditions.Volume{At: v.Place(), Definition: v.Definition}
 		}
 		i.mu.Unlock()
 	}

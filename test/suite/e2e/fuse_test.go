@@ -30,19 +30,25 @@ csi_driver "fuse" {
 }
 `, testbin.Build(t, "test/suite/fusedriver"))), t}
 	h.Start()
-	h.Run("volume", "register", h.Write("v.hcl", `
-id          = "v"
+	h.register("v")
+	h.Run("workload", "start", workload(h.Host, "w", "v", ""))
+	h.write("first")
+	return h
+}
+
+// register makes a volume known.
+func (h fuseHost) register(id string) {
+	h.t.Helper()
+	h.Run("volume", "register", h.Write(id+".hcl", fmt.Sprintf(`
+id          = %q
 type        = "csi"
 plugin_id   = "fuse"
-external_id = "v"
+external_id = %q
 capability {
   access_mode     = "single-node-writer"
   attachment_mode = "file-system"
 }
-`))
-	h.Run("workload", "start", workload(h.Host, "w", "v", ""))
-	h.write("first")
-	return h
+`, id, id)))
 }
 
 // configure changes the driver's command.

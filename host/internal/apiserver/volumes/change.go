@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -65,12 +66,13 @@ func (h *Handler) expand(ctx context.Context, v claim.Volume, minBytes, maxBytes
 	return nil
 }
 
-// expandMounted grows the mounts of a volume. If a node cannot be reached the others are still grown.
+// expandMounted grows what is mounted of a volume. If a node cannot be reached the others are still grown.
 func (h *Handler) expandMounted(ctx context.Context, v claim.Volume, claims []claim.Claim) error {
 	var failed []error
-	for _, p := range h.Workloads.Placements(v.VolumeRef) {
-		failed = append(failed, h.Controllers.ExpandNode(ctx, v, p.Place, v.CapacityMin, v.CapacityMax))
-	}
+	_, err := h.Workloads.Expand(v, func(at mounts.Place) error {
+		return h.Controllers.ExpandNode(ctx, v, at, v.CapacityMin, v.CapacityMax)
+	})
+	failed = append(failed, err)
 	for _, node := range h.elsewhere(claims) {
 		if _, err := h.Nodes.ExpandVolume(ctx, node, v, v.CapacityMin, v.CapacityMax); err != nil {
 			failed = append(failed, fmt.Errorf("on node %q: %w", node, err))

@@ -80,9 +80,6 @@ func (p *Patient) fileSystems(ctx context.Context) []string {
 	return known
 }
 
-// remote are the file systems whose server may be away.
-var remote = []string{"nfs", "nfs4", "cifs", "smb3", "ceph", "9p"}
-
 // hungPatience bounds a look at a mount.
 const hungPatience = 2 * time.Second
 
@@ -90,7 +87,7 @@ const hungPatience = 2 * time.Second
 func (p *Patient) hungMounts(ctx context.Context) []Finding {
 	var problems []Finding
 	for _, m := range p.mounts {
-		if !slices.Contains(remote, m.FSType) && !strings.HasPrefix(m.FSType, "fuse.") || !mountuse.Within(m.Mountpoint, p.dataDir()) {
+		if !mountuse.Remote(m.FSType) || !mountuse.Within(m.Mountpoint, p.dataDir()) {
 			continue
 		}
 		if err := statfs(ctx, m.Mountpoint); err != nil {

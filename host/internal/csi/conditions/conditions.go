@@ -1,8 +1,8 @@
 // Package conditions watches the condition of the volumes that are mounted on this node, as their drivers report it
-// (CSI spec, NodeGetVolumeHealth and ControllerGetVolumeHealth), and publishes an event when it changes. While the
-// metrics are read, it also asks how full the volumes are (NodeGetVolumeStats).
+// (CSI spec, NodeGetVolumeHealth and ControllerGetVolumeHealth) and as their file systems answer. It publishes an event
+// when it changes. While the metrics are read, it also asks how full the volumes are (NodeGetVolumeStats).
 //
-// Nothing is decided from a condition: it is for people. Only drivers that report these are asked.
+// Nothing is decided from a condition: it is for people. Only drivers that report these are asked for one.
 package conditions
 
 import (
@@ -141,6 +141,8 @@ func (m *Monitor) answered(v Volume, answer Answer, err error, now map[source]st
 		switch {
 		case c == nil && err != nil && known:
 			now[from] = before
+		case c == nil && known: // it answers again, and its driver reports nothing
+			m.changed(v, from, before, storage.Condition{})
 		case c != nil:
 			now[from] = *c
 			m.changed(v, from, before, *c)
@@ -153,7 +155,7 @@ func (m *Monitor) changed(v Volume, from source, before, c storage.Condition) {
 	if c.Abnormal == before.Abnormal && (!c.Abnormal || c.Message == before.Message) {
 		return
 	}
-	by := fmt.Sprintf("driver %q on node %q", v.PluginID, m.Node)
+	by := fmt.Sprintf("node %q, with driver %q,", m.Node, v.PluginID)
 	if from.controller {
 		by = fmt.Sprintf("the controller of driver %q", v.PluginID)
 	}
@@ -164,7 +166,7 @@ func (m *Monitor) changed(v Volume, from source, before, c storage.Condition) {
 	}
 	if c.Abnormal {
 		e.Type, e.Message = TypeAbnormal, fmt.Sprintf("%s reports: %s", by, c.Message)
-		m.Log.Warn("a driver reports a problem with a volume", "volume", v.VolumeRef, "by", by, "problem", c.Message)
+		m.Log.Warn("a volume has a problem", "volume", v.VolumeRef, "by", by, "problem", c.Message)
 	}
 	m.Events.Publish(e)
 }

@@ -13,8 +13,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	abnormalsDesc = desc("volumes_abnormal", "Volumes mounted on this node that their driver reports as abnormal.")
-	abnormalDesc  = desc("volume_abnormal", "Whether a volume mounted on this node is reported as abnormal by its driver.",
+	abnormalsDesc = desc("volumes_abnormal", "Volumes mounted on this node that their driver reports as abnormal, or whose file system cannot be used.")
+	abnormalDesc  = desc("volume_abnormal", "Whether a volume mounted on this node is reported as abnormal by its driver, or its file system cannot be used.",
 		"namespace", "volume", "driver")
 )
 

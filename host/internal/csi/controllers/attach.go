@@ -184,11 +184,17 @@ func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at mounts.
 
 // Stats reads the usage and condition of the volume mounted at a place (NodeGetVolumeStats).
 func (c *Controllers) Stats(ctx context.Context, v claim.Definition, at mounts.Place) (stats storage.Stats, err error) {
+	if c := unusable(at); c != nil {
+		return storage.Stats{Condition: c}, nil
+	}
 	doing := fmt.Sprintf("read the usage of volume %q at %s", v.VolumeRef, at.Target)
 	err = c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		stats, err = volumeStats(ctx, s, d, v, at)
 		return err
 	})
+	if at.Unexpanded != "" {
+		stats.Condition, err = unexpanded(at), nil
+	}
 	return stats, err
 }
 

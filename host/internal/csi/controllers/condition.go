@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -12,6 +13,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/conditions"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -31,6 +33,9 @@ func (c *Controllers) Condition(ctx context.Context, v claim.Volume) (condition 
 func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Definition, at mounts.Place, usage bool) (
 	answer conditions.Answer, err error,
 ) {
+	if c := unusable(at); c != nil {
+		return conditions.Answer{Node: c}, nil
+	}
 	err = c.cfg.Calls.Call(ctx, v.PluginID, 0, func(ctx context.Context, s storage.Client, d drivers.Driver) (err error) {
 		if n := d.Fingerprint.Node; n != nil && n.VolumeStats && (n.VolumeCondition || usage) {
 			var stats storage.Stats
@@ -44,7 +49,24 @@ func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Definition, at
 		}
 		return err
 	})
+	if at.Unexpanded != "" {
+		answer.Node, err = unexpanded(at), nil
+	}
 	return answer, done(reading(v), v.PluginID, err)
+}
+
+// unusable is the condition of a volume whose file system does not answer, or fails all calls; nil: it is none. Its
+// driver is not asked, since it would hang as well.
+func unusable(at mounts.Place) *storage.Condition {
+	err := mountuse.Answers(at.Target)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return &storage.Condition{Abnormal: true, Message: fmt.Sprintf("the file system at %s cannot be used: %v", at.Target, err)}
+}
+
+func unexpanded(at mounts.Place) *storage.Condition {
+	return &storage.Condition{Abnormal: true, Message: at.Unexpanded}
 }
 
 func reading(v claim.Definition) string {

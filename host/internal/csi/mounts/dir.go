@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/bounded"
 )
 
 // ErrOutside is returned for a path that does not lie in, or leads out of, the folders where drivers
@@ -62,15 +64,10 @@ func (l Layout) MakeParent(path string) error {
 		return err
 	}
 	defer c.close()
-	var st unix.Stat_t
-	err = unix.Fstatat(c.last(), c.name(), &st, unix.AT_SYMLINK_NOFOLLOW)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK:
-		err = fmt.Errorf("%s is a link, not the driver's", path)
+	if _, err := unix.Readlinkat(c.last(), c.name(), make([]byte, 1)); err == nil { // only a link has a text
+		return fmt.Errorf("%s is a link, not the driver's", path)
 	}
-	return err
+	return nil
 }
 
 // kind names the type of a file that is not a directory (inode(7)).
@@ -130,25 +127,48 @@ func removeEmpty(in int, name string) error {
 	return unix.Unlinkat(in, name, 0)
 }
 
+// unmounts are the unmounts in progress, by path. One may take as long as its file system needs.
+var unmounts bounded.Calls
+
 // Unmount unmounts everything on path. It is for mounts that a driver said it had unmounted, or
-// forgot. A busy mount is an error, never detached lazily.
+// forgot. A busy mount is an error, never detached lazily, and so is an unmount that has not ended.
 func (l Layout) Unmount(path string) error {
 	dir, rel, err := l.split(path)
 	if err != nil {
 		return err
 	}
-	for {
-		m, err := At(path)
-		if err != nil || m == nil {
-			return err
+	err = unmounts.Do(path, bounded.Patience, func() error {
+		for {
+			m, err := At(path)
+			if err != nil || m == nil {
+				return err
+			}
+			if err := unmountBelow(dir, rel, 0); err != nil {
+				return fmt.Errorf("%s: %w", m, err)
+			}
 		}
-		if err := unmountBelow(dir, rel); err != nil {
-			return fmt.Errorf("unmount %s (%s): %w", path, m, err)
-		}
+	})
+	if err != nil {
+		return fmt.Errorf("unmount %s: %w", path, err)
 	}
+	return nil
 }
 
-func unmountBelow(dir, rel string) error {
+// Abort makes all calls to the file system at path fail that wait for its server, and unmounts it unless it is busy
+// (umount2(2), MNT_FORCE). What was not written yet is lost.
+func (l Layout) Abort(path string) error {
+	dir, rel, err := l.split(path)
+	if err != nil {
+		return err
+	}
+	err = unmounts.Do("abort "+path, bounded.Patience, func() error { return unmountBelow(dir, rel, unix.MNT_FORCE) })
+	if err != nil && !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("unmount %s by force: %w", path, err)
+	}
+	return nil
+}
+
+func unmountBelow(dir, rel string, flags int) error {
 	c, err := walk(dir, rel, false)
 	if err != nil {
 		return err
@@ -157,7 +177,7 @@ func unmountBelow(dir, rel string) error {
 	if !c.whole() {
 		return fs.ErrNotExist
 	}
-	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW)
+	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW|flags)
 }
 
 // Restrict sets flags of the mount at path, MOUNT_ATTR_* of mount_setattr(2), and leaves the others as they are.
@@ -177,31 +197,25 @@ func (l Layout) Restrict(path string, attributes uint64) error {
 	return nil
 }
 
-// BlockDevice reports whether path is a block device, through links.
-func BlockDevice(path string) (bool, error) {
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+// Device returns the number of the block device at path, through links, as sysfs has it; empty: it is none. It opens
+// no device and asks no file system.
+func Device(path string) (number string, err error) {
+	var st unix.Statx_t
+	err = unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return "", nil
 	}
 	if err != nil {
-		return false, err
+		return "", &fs.PathError{Op: "look at", Path: path, Err: err}
 	}
-	return info.Mode()&fs.ModeDevice != 0 && info.Mode()&fs.ModeCharDevice == 0, nil
+	return fmt.Sprintf("%d:%d", st.Rdev_major, st.Rdev_minor), nil
 }
 
-// ReadOnlyDevice reports whether the kernel refuses writes to the block device at path (BLKROGET). A read-only mount of
-// a device file refuses none.
-func ReadOnlyDevice(path string) (bool, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
-	if err != nil {
-		return false, &fs.PathError{Op: "BLKROGET", Path: path, Err: err}
-	}
-	return readOnly != 0, nil
+// ReadOnlyDevice reports whether the kernel refuses writes to a block device. A read-only mount of a device file
+// refuses none.
+func ReadOnlyDevice(number string) (bool, error) {
+	text, err := os.ReadFile("/sys/dev/block/" + number + "/ro")
+	return strings.TrimSpace(string(text)) == "1", err
 }
 
 // chain is the path from a driver's folder to a path below it, with each directory opened in the one

@@ -74,6 +74,8 @@ func (u Usage) String() string {
 type Place struct {
 	Target  string
 	Staging string // empty where the driver does not stage
+	// Unexpanded says why what is mounted has not the size that the volume has now; empty: it has.
+	Unexpanded string `json:",omitempty"`
 }
 
 // Driver is the folder of one driver: everything that it may mount lies below it.
@@ -167,13 +169,23 @@ func (l Layout) Published(path string) (ref claim.VolumeRef, ok bool) {
 // Ephemeral returns the driver that publishes an ephemeral volume at a path, and for which workload; ok is false for
 // any other path.
 func (l Layout) Ephemeral(path string) (driver string, w claim.WorkloadRef, ok bool) {
+	w, ok = l.Workload(path)
+	parts := strings.Split(strings.TrimPrefix(path, l.Dir+"/"), string(filepath.Separator))
+	if !ok || !strings.HasPrefix(parts[5], ephemeralUsage) {
+		return "", claim.WorkloadRef{}, false
+	}
+	return parts[0], w, true
+}
+
+// Workload returns the workload for which a volume is published at a path; ok is false for any other path.
+func (l Layout) Workload(path string) (w claim.WorkloadRef, ok bool) {
 	ref, published := l.Published(path)
 	rel, err := filepath.Rel(l.Dir, path)
 	parts := strings.Split(rel, string(filepath.Separator))
-	if err != nil || !published || len(parts) != 7 || !strings.HasPrefix(parts[5], ephemeralUsage) {
-		return "", claim.WorkloadRef{}, false
+	if err != nil || !published || len(parts) != 7 {
+		return w, false
 	}
-	return parts[0], claim.WorkloadRef{Namespace: ref.Namespace, ID: parts[2]}, true
+	return claim.WorkloadRef{Namespace: ref.Namespace, ID: parts[2]}, true
 }
 
 // OnDisk reports whether a mount of the table shows a directory or file of the driver's folder that is on the disk of
@@ -198,6 +210,22 @@ func (l Layout) OnDisk(t Table, driver string, m Mount) bool {
 		return false
 	}
 	return false
+}
+
+// MovedFrom returns the data directory that a path of a layout was in when it was made, if that is another one than
+// this layout's; else empty. Dir is a folder of the data directory.
+func (l Layout) MovedFrom(target string) (dataDir string) {
+	if _, ours := l.Volume(target); ours {
+		return ""
+	}
+	dir := target
+	for range 7 { // see Volume
+		dir = filepath.Dir(dir)
+	}
+	if _, published := (Layout{dir}).Published(target); !published || filepath.Base(dir) != filepath.Base(l.Dir) {
+		return ""
+	}
+	return filepath.Dir(dir)
 }
 
 // split splits a path where drivers may mount into the driver's folder and the rest; any other path

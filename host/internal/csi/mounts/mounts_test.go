@@ -124,23 +124,23 @@ func TestBlockDeviceOnAFile(t *testing.T) {
 	path := l.Target("d", redis, data, Usage{AttachmentMode: claim.BlockDevice, AccessMode: claim.SingleNodeWriter}, "r")
 	check.NoError(t, l.Make(filepath.Dir(path)))
 	check.NoError(t, os.WriteFile(path, nil, 0o600))
-	if is, err := BlockDevice(path); is || err != nil {
-		t.Fatalf("a file is a block device: %t, %v", is, err)
+	if number, err := Device(path); number != "" || err != nil {
+		t.Fatalf("a file is a block device: %q, %v", number, err)
 	}
 	mount(t, loop(t), path, "", unix.MS_BIND)
-	if is, err := BlockDevice(path); !is || err != nil {
-		t.Errorf("the loop device is none: %t, %v", is, err)
+	if number, err := Device(path); number == "" || err != nil {
+		t.Errorf("the loop device is none: %q, %v", number, err)
 	}
 	if m, err := At(path); err != nil || m == nil {
 		t.Errorf("the bind mount of the device is not in the table: %v, %v", m, err)
 	}
 	check.NoError(t, l.Unmount(path))
 	check.NoError(t, l.Remove(path))
-	if is, err := BlockDevice(path); is || err != nil {
-		t.Errorf("what is not there: %t, %v", is, err)
+	if number, err := Device(path); number != "" || err != nil {
+		t.Errorf("what is not there: %q, %v", number, err)
 	}
-	if is, err := BlockDevice("/dev/null"); is || err != nil {
-		t.Errorf("a character device: %t, %v", is, err)
+	if number, err := Device("/dev/null"); number != "" || err != nil {
+		t.Errorf("a character device: %q, %v", number, err)
 	}
 }
 

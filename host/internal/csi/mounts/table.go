@@ -1,13 +1,11 @@
 package mounts
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
@@ -23,13 +21,6 @@ type Mount struct {
 // are.
 func (m Mount) Same(o Mount) bool {
 	return m.Identity.Same(o.Identity) && m.ReadOnly == o.ReadOnly
-}
-
-// Dead reports whether the mount is a FUSE file system whose server has ended: every call fails with ENOTCONN from then
-// on, and no other server can take its place (fuse(4)). It asks the server, if there is one.
-func (m Mount) Dead() bool {
-	var st unix.Statfs_t
-	return strings.HasPrefix(m.FSType, "fuse") && errors.Is(unix.Statfs(m.Path, &st), unix.ENOTCONN)
 }
 
 // String describes the mount for an operator.

@@ -39,7 +39,6 @@ type actor struct {
 	// due reports whether the deadline has passed. A renewed lease can postpone it at any time.
 	due func() bool
 
-	search   mountuse.Search
 	guards   map[string]Mount                  // the mounts to take away at this deadline, by their paths
 	copies   map[mountuse.Copy]mountuse.Origin // as of the last round
 	disks    map[mountuse.Disk]bool            // those of the mounts, until nothing uses them any more
@@ -157,7 +156,7 @@ func workloads(sc *mountuse.Scene, own []Process) (found []holder) {
 
 // users finds the processes that use a guarded mount.
 func (a *actor) users(sc *mountuse.Scene) (found []holder) {
-	for _, u := range append(a.search.Users(sc, len(a.stuck) > 0), sc.Residents(a.forbidden)...) {
+	for _, u := range append(sc.Users(len(a.stuck) > 0), sc.Residents(a.forbidden)...) {
 		found = append(found, holder{u, a.guards[u.Path].Workload})
 	}
 	return found

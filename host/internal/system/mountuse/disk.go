@@ -9,6 +9,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/bounded"
 )
 
 // Disk is a block device that a volume was mounted from, or published as.
@@ -77,11 +79,13 @@ func (d Disk) Unused() error {
 
 // Free returns nil if nothing has the device exclusively (open(2), O_EXCL): no file system on it is mounted, in
 // whichever namespace or detached from all, nothing is stacked on it, and nothing swaps to it. The error says what
-// does. It is nil as well if the device is gone, or this machine has no file for it in /dev. It takes as long as the
-// device takes to open.
+// does. It is nil as well if the device is gone, or this machine has no file for it in /dev.
 func (d Disk) Free() error {
-	if node, err := d.open(); errors.Is(err, unix.EBUSY) {
+	switch node, err := d.open(); {
+	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("%s is in use: %s", node, d.users())
+	case errors.Is(err, bounded.ErrNoAnswer):
+		return fmt.Errorf("block device %s does not answer whether something uses it", d.Number)
 	}
 	return nil
 }
@@ -96,11 +100,13 @@ func (d Disk) open() (node string, err error) {
 	_, name, _ := strings.Cut(string(event), "DEVNAME=")
 	name, _, _ = strings.Cut(name, "\n")
 	node = "/dev/" + name
-	fd, err := unix.Open(node, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err == nil {
-		err = unix.Close(fd)
-	}
-	return node, err
+	return node, asked.Do(fmt.Sprint(d), bounded.Patience, func() error {
+		fd, err := unix.Open(node, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		return unix.Close(fd)
+	})
 }
 
 // users describes for an operator what uses the device.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/internal/bounded"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -28,15 +29,12 @@ type User struct {
 // waits for a disk.
 const processTimeout = 250 * time.Millisecond
 
-// Search looks for users. A process whose look hangs is skipped until that look has ended. The zero value is ready.
-type Search struct {
-	mu   sync.Mutex
-	hung map[int]bool
-}
+// looks are those at processes, by PID. One that hangs is skipped.
+var looks bounded.Calls
 
 // Users finds the users of what is mounted in a scene, except this process and process 1. deep looks at each thread:
 // threads may have other open files and directories than their process (clone(2), CLONE_FILES and CLONE_FS).
-func (s *Search) Users(sc *Scene, deep bool) (found []User) {
+func (sc *Scene) Users(deep bool) (found []User) {
 	if len(sc.ids) == 0 && len(sc.devices) == 0 && len(sc.parts) == 0 {
 		return nil
 	}
@@ -49,7 +47,7 @@ func (s *Search) Users(sc *Scene, deep bool) (found []User) {
 			continue
 		}
 		workers.Go(func() error {
-			if u := s.bounded(pid, func() *User { return sc.userOf(pid, deep) }); u != nil {
+			if u := sc.userOf(pid, deep); u != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				found = append(found, *u)
@@ -61,55 +59,26 @@ func (s *Search) Users(sc *Scene, deep bool) (found []User) {
 	return found
 }
 
-// bounded stops waiting for a look after processTimeout. The look itself cannot be cancelled.
-func (s *Search) bounded(pid int, look func() *User) *User {
-	s.mu.Lock()
-	if s.hung[pid] {
-		s.mu.Unlock()
-		return nil
-	}
-	s.mu.Unlock()
-	answer := make(chan *User, 1)
-	go func() {
-		answer <- look()
-		s.mu.Lock()
-		delete(s.hung, pid)
-		s.mu.Unlock()
-	}()
-	timeout := time.NewTimer(processTimeout)
-	defer timeout.Stop()
-	select {
-	case u := <-answer:
-		return u
-	case <-timeout.C:
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	select {
-	case u := <-answer:
-		return u
-	default:
-		if s.hung == nil {
-			s.hung = map[int]bool{}
-		}
-		s.hung[pid] = true
-		return nil
-	}
-}
-
 func (sc *Scene) userOf(pid int, deep bool) *User {
 	dir := procfs.Dir(pid)
-	st := sc.Processes[pid]
-	dirs := []string{dir}
-	if _, err := stat(dir+"/root", 0); deep || err != nil { // it has ended, and its threads may not
-		dirs = append(dirs, liveThreads(dir)...)
-	}
-	for _, dir := range dirs {
-		if path, why := sc.open(dir); path != "" {
-			return &User{PID: pid, StartTime: st.StartTime, Path: path, Why: why}
+	var found *User
+	err := looks.Do(strconv.Itoa(pid), processTimeout, func() error {
+		dirs := []string{dir}
+		if _, err := stat(dir+"/root", 0); deep || err != nil { // it has ended, and its threads may not
+			dirs = append(dirs, liveThreads(dir)...)
 		}
+		for _, dir := range dirs {
+			if path, why := sc.open(dir); path != "" {
+				found = &User{PID: pid, StartTime: sc.Processes[pid].StartTime, Path: path, Why: why}
+				break
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil
 	}
-	return nil
+	return found
 }
 
 // liveThreads returns the directories of a process's threads that have not ended.
@@ -150,7 +119,7 @@ func (sc *Scene) open(dir string) (path, why string) {
 // was opened, or, if no namespace has that any more (umount2(2), MNT_DETACH), by its file system. A block device may
 // have any name.
 func (sc *Scene) of(link string) string {
-	st, err := stat(link, unix.STATX_TYPE|unix.STATX_MNT_ID)
+	st, err := stat(link, 0) // the mount is told anyway, and FUSE tells only its mounter more
 	if err != nil {
 		return ""
 	}
@@ -187,11 +156,10 @@ type part struct {
 	doubt  bool   // what cannot be told counts
 }
 
-// newPart finds a mount that shows more than the volume; ok is false if there is none, or only one with a server, which
-// may hang.
+// newPart finds a mount that shows more than the volume; ok is false if there is none, or only one that is Remote.
 func newPart(table []*mountinfo.Info, volume *mountinfo.Info, path string, doubt bool) (p part, ok bool) {
 	for _, m := range table {
-		if Device(m) != Device(volume) || m.Root == volume.Root || !Within(volume.Root, m.Root) || served(m.FSType) {
+		if Device(m) != Device(volume) || m.Root == volume.Root || !Within(volume.Root, m.Root) || Remote(m.FSType) {
 			continue
 		}
 		if fd, err := unix.Open(m.Mountpoint, unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {

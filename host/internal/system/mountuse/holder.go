@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/owner"
+	"github.com/pannier/pannier/internal/bounded"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -91,7 +92,7 @@ func Left(v Volume) ([]Holder, error) {
 }
 
 // Open finds the processes that have a file of a volume open, or mapped, through a mount that there is no more.
-func (s *Search) Open(v Volume) ([]User, error) {
+func Open(v Volume) ([]User, error) {
 	if v.Was == nil || v.Was.over() {
 		return nil, nil
 	}
@@ -120,7 +121,7 @@ func (s *Search) Open(v Volume) ([]User, error) {
 	} else {
 		sc.devices[Device(was)] = v.Path
 	}
-	return s.Users(sc, false), nil
+	return sc.Users(false), nil
 }
 
 // copySearch collects the copies of a volume's mount.
@@ -226,6 +227,9 @@ func (s *copySearch) given() (held []Holder) {
 	return held
 }
 
+// strays are the unmounts of unmountStrays. Each may take as long as the file system needs to be written.
+var strays bounded.Calls
+
 // unmountStrays unmounts the other copies, which are nobody's unless something keeps them busy, and returns those that
 // stay.
 func (s *copySearch) unmountStrays() (held []Holder) {
@@ -234,7 +238,9 @@ func (s *copySearch) unmountStrays() (held []Holder) {
 		if c.PID != 0 && (!c.stray || !c.lies.within(path)) {
 			continue // given, or of another mount of the volume
 		}
-		err := UnmountIn(c.tree, c.PID, c.Path, unix.UMOUNT_NOFOLLOW)
+		err := strays.Do(fmt.Sprint(c.tree, c.Path), bounded.Patience, func() error {
+			return UnmountIn(c.tree, c.PID, c.Path, unix.UMOUNT_NOFOLLOW)
+		})
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // else it is gone
 			c.Only, c.Nobody = true, c.PID == 0
 			held = append(held, s.user(c))
@@ -247,7 +253,7 @@ func (s *copySearch) unmountStrays() (held []Holder) {
 func (s *copySearch) user(c candidate) Holder {
 	only := &Scene{ids: map[int]string{c.id: c.Path}, known: map[int]bool{c.id: true}, watched: s.scene.watched}
 	for pid := range s.scene.Namespaces {
-		if path, _ := only.open(procfs.Dir(pid)); path != "" {
+		if only.userOf(pid, false) != nil {
 			c.PID, c.Command, c.Group, c.Nobody = pid, procfs.Command(pid), ControlGroup(pid), false
 			break
 		}

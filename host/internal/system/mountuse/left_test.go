@@ -69,7 +69,7 @@ func left(t *testing.T, v Volume) ([]Holder, []User) {
 	if len(held) > 0 {
 		return held, nil
 	}
-	users, err := new(Search).Open(v)
+	users, err := Open(v)
 	check.NoError(t, err)
 	return held, users
 }

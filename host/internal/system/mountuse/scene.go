@@ -10,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/internal/bounded"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -209,11 +210,14 @@ func (s *Scene) findNodes(destination string) {
 		if t.Namespace == s.own || t.Namespace == s.Namespaces[1] || v.pid == 0 {
 			continue
 		}
-		path, of := nodeIn(v, s.blocks)
-		if path == "" {
-			path, of = destination, s.blocks[deviceIn(v.pid, destination)]
-		}
-		if of != "" {
+		var path, of string
+		err := looks.Do(fmt.Sprint("namespace ", t.Namespace), bounded.Patience, func() error { // its root may hang
+			if path, of = nodeIn(v, s.blocks); path == "" {
+				path, of = destination, s.blocks[deviceIn(v.pid, destination)]
+			}
+			return nil
+		})
+		if err == nil && of != "" {
 			s.nodes = append(s.nodes, node{t.Namespace, path, of})
 		}
 	}

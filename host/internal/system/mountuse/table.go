@@ -5,13 +5,15 @@
 // A volume is known by what the kernel says of it (Identity), never by a path alone: paths are unmounted, mounted over,
 // and the same in other namespaces.
 //
-// It reads text in /proc and /sys, and asks no file system: one that hangs must not hold up the caller. The fence
-// relies on that. It uses no Holder, whose text also names the container (package owner), read from the engine's
-// files.
+// It reads text in /proc and /sys, and asks no file system but in Answers: one that hangs must not hold up the caller.
+// What may hang nevertheless, such as a look at a process that waits for its file system, has a bound, and of each
+// thing at most one thread of the program hangs. The fence relies on that. It uses no Holder, whose text also names the
+// container (package owner), read from the engine's files.
 package mountuse
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -22,6 +24,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/bounded"
 )
 
 // Self is the /proc directory of this process, for Read.
@@ -81,12 +85,35 @@ func IdentityNow(m *mountinfo.Info) Identity {
 }
 
 // unique is Identity.Unique of what is visible at a path of this process's namespace.
-func unique(path string) uint64 {
-	st, err := stat(path, unix.STATX_MNT_ID_UNIQUE)
-	if err != nil || st.Mask&unix.STATX_MNT_ID_UNIQUE == 0 {
+func unique(path string) (id uint64) {
+	err := asked.Do("stat "+path, bounded.Patience, func() error { // a few file systems ask their server
+		st, err := stat(path, unix.STATX_MNT_ID_UNIQUE)
+		if err == nil && st.Mask&unix.STATX_MNT_ID_UNIQUE != 0 {
+			id = st.Mnt_id
+		}
+		return err
+	})
+	if err != nil {
 		return 0
 	}
-	return st.Mnt_id
+	return id
+}
+
+// asked are the file systems that are asked something, by their paths.
+var asked bounded.Calls
+
+// Answers asks the file system that is mounted at a path for its size and its root, and returns why it cannot be used:
+// bounded.ErrNoAnswer, or the error that all calls to it may have, such as ENOTCONN of one of FUSE whose server has
+// ended, or EIO of one that was shut down. One that belongs to another user does not tell.
+func Answers(path string) error {
+	return asked.Do(fmt.Sprint(path, unique(path)), bounded.Patience, func() error {
+		var size unix.Statfs_t
+		var root unix.Stat_t
+		if err := cmp.Or(unix.Statfs(path, &size), unix.Stat(path, &root)); !errors.Is(err, unix.EACCES) {
+			return err
+		}
+		return nil
+	})
 }
 
 // Same reports whether two mounts show the same part of the same file system.
@@ -108,6 +135,11 @@ func (i Identity) over() bool {
 // served reports that a server, which may hang, is behind a file system.
 func served(fsType string) bool {
 	return strings.HasPrefix(fsType, "fuse") || strings.HasPrefix(fsType, "nfs")
+}
+
+// Remote reports that what is behind a file system may be away, and that a call to it may hang then.
+func Remote(fsType string) bool {
+	return served(fsType) || slices.Contains([]string{"cifs", "smb3", "ceph", "9p", "virtiofs"}, fsType)
 }
 
 // block returns the number of the block device that was bound; ok is false if it was no block device.

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/internal/bounded"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -81,12 +83,22 @@ func living() []procfs.Stat {
 	return slices.DeleteFunc(all, procfs.Stat.Ended)
 }
 
+var environs bounded.Calls
+
 // hasToken reports whether a process was started with a token. If we may not read its environment, it is not ours.
 func hasToken(pid int, token string) bool { return token != "" && tokenOf(pid) == token }
 
 // tokenOf returns the token that a process was started with, or "".
 func tokenOf(pid int) string {
-	env, _ := os.ReadFile(procfs.Dir(pid) + "/environ")
+	var env []byte
+	// The kernel blocks the reader of a process that waits for a file system while it maps a file.
+	err := environs.Do(strconv.Itoa(pid), bounded.Patience, func() (err error) {
+		env, err = os.ReadFile(procfs.Dir(pid) + "/environ")
+		return err
+	})
+	if err != nil {
+		return ""
+	}
 	for kv := range bytes.SplitSeq(env, []byte{0}) {
 		if token, is := bytes.CutPrefix(kv, []byte(envToken+"=")); is {
 			return string(token)

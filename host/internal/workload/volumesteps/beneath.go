@@ -11,7 +11,6 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
-	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
 
 // paths are where drivers mount volumes on this node.
@@ -19,7 +18,6 @@ type paths struct {
 	layout mounts.Layout
 	log    hclog.Logger
 	events *events.Bus
-	search mountuse.Search
 }
 
 // inTheWay is the error of a start that would hide files.

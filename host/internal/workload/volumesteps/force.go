@@ -1,17 +1,21 @@
 package volumesteps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
+	"github.com/pannier/pannier/internal/bounded"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -47,7 +51,7 @@ func (s *Steps) byForce(ctx context.Context, v *Volume, path string, was *mounts
 		return err
 	}
 	if by == "" {
-		return v.suggestForce(path, err)
+		return v.suggestForce(err)
 	}
 	if unmountErr := s.Layout.Unmount(path); unmountErr != nil {
 		return fmt.Errorf("%w; the driver: %w", s.paths.inUse(path, unmountErr), err)
@@ -69,16 +73,44 @@ func (s *Steps) byForce(ctx context.Context, v *Volume, path string, was *mounts
 	return nil
 }
 
-// suggestForce adds to the error of a driver that is gone, or of a mount that is dead, what an operator can do.
-func (v *Volume) suggestForce(path string, err error) error {
-	if v.set == nil {
-		return err
-	}
-	there, _ := mounts.At(path)
-	if !errors.Is(err, drivers.ErrUnhealthy) && !errors.Is(err, drivers.ErrNotFound) && (there == nil || !there.Dead()) {
+// suggestForce adds to the error of a driver that is gone what an operator can do.
+func (v *Volume) suggestForce(err error) error {
+	if v.set == nil || !errors.Is(err, drivers.ErrUnhealthy) && !errors.Is(err, drivers.ErrNotFound) {
 		return err
 	}
 	return fmt.Errorf("%w; if it stays so: pannier workload stop -force %s", err, v.workload.ID)
+}
+
+// Fails returns why nobody can use what is mounted at the path of a volume; nil: it can be used, or nothing is there.
+func Fails(ref claim.VolumeRef, path string) error {
+	switch err := mountuse.Answers(path); {
+	case errors.Is(err, bounded.ErrNoAnswer):
+		return fmt.Errorf("the file system of volume %q does not answer", ref)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("the file system of volume %q fails: %w", ref, err)
+	}
+	return nil
+}
+
+// Abort ends the file systems of a workload that do not answer: processes that wait for one can end then, and it can be
+// unmounted. An operator has it done (see ForcedBy), since what was not written yet is lost.
+func (s *Steps) Abort(set *Set) {
+	for _, v := range set.Volumes {
+		for _, path := range []string{v.Target, v.Staging} {
+			if path == "" || !errors.Is(mountuse.Answers(path), bounded.ErrNoAnswer) {
+				continue
+			}
+			by := set.ForcedBy()
+			err := cmp.Or(set.Save(func() { v.ForcedBy = by }), s.Layout.Abort(path))
+			s.Log.Warn("all calls to the file system of a volume are ended by force, since it does not answer", "volume",
+				v.VolumeRef, "workload", v.workload, "path", path, "by", by, "error", err)
+			s.Events.Publish(events.Event{
+				Topic: events.TopicVolume, Type: "aborted", Subject: v.String(),
+				Message: fmt.Sprintf("%s had all calls to its file system at %s ended, which did not answer", by, path),
+				Details: map[string]string{"by": by, "path": path, "workload": v.workload.String()},
+			})
+		}
+	}
 }
 
 // notServed fails while a process serves a FUSE file system that is unmounted: it may still write to the volume.
@@ -96,6 +128,9 @@ func (s *Steps) notServed(ctx context.Context, v *Volume, was *mounts.Mount) err
 			return nil
 		}
 		kill := fmt.Sprintf("kill %d", pids[0])
+		if st, err := procfs.ReadStat(procfs.Dir(pids[0])); err == nil && st.State == 'T' { // it handles no other signal
+			kill = fmt.Sprintf("kill -KILL %d", pids[0])
+		}
 		return &InUse{kill, fmt.Errorf("volume %q is unmounted, but process %d (%s) still serves it and may write to it: end "+
 			"that (%s), and the release continues", v.VolumeRef, pids[0], procfs.Command(pids[0]), kill)}
 	})

@@ -28,7 +28,7 @@ func (p *paths) inUse(path string, err error) error {
 		return err
 	}
 	defer scene.Close()
-	users := p.search.Users(scene, false)
+	users := scene.Users(false)
 	if len(users) == 0 {
 		return err
 	}

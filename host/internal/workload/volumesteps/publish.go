@@ -12,8 +12,10 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -79,9 +81,32 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 		}
 	}
 	if v.info.Grown && !v.Usage.ReadOnly {
-		return s.grow(ctx, v)
+		err := s.grow(ctx, v)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		s.NoteExpanded(v.info, err) // the volume can be used with its old size
 	}
 	return nil
+}
+
+// NoteExpanded notes whether what is mounted of a volume on this node has its new size, for its users and for people.
+func (s *Steps) NoteExpanded(v claim.Volume, err error) {
+	why := ""
+	if err != nil {
+		namespace := ""
+		if v.Namespace != claim.DefaultNamespace {
+			namespace = "-namespace " + printable.Argument(v.Namespace) + " "
+		}
+		why = fmt.Sprintf("volume %q is used with its old size on node %q: %v; to try again, start the workload again or run "+
+			"pannier volume expand %s%s %d", v.VolumeRef, s.Node, err, namespace, printable.Argument(v.ID),
+			max(v.Capacity, v.CapacityMin))
+		s.Events.Publish(events.Event{
+			Topic: events.TopicVolume, Type: "not-expanded", Subject: v.String(), Message: why,
+			Details: map[string]string{"driver": v.PluginID, "node": s.Node},
+		})
+	}
+	s.Expanded(v.VolumeRef, why)
 }
 
 func (s *Steps) publishNow(ctx context.Context, v *Volume, asked storage.Volume) error {
@@ -157,13 +182,13 @@ func (s *Steps) checkPublished(v *Volume) (*mounts.Mount, error) {
 	}
 	m := there.At(v.Target)
 	if v.Usage.AttachmentMode == claim.BlockDevice {
-		block, err := mounts.BlockDevice(v.Target)
-		if err == nil && !block {
+		device, err := mounts.Device(v.Target)
+		if err == nil && device == "" {
 			err = fmt.Errorf("the driver answered with success, but %s is no block device", v.Target)
 		}
 		if err == nil && v.Usage.ReadOnly {
 			var readOnly bool
-			if readOnly, err = mounts.ReadOnlyDevice(v.Target); err == nil && !readOnly {
+			if readOnly, err = mounts.ReadOnlyDevice(device); err == nil && !readOnly {
 				err = fmt.Errorf("the driver answered with success, but the block device %s can be written to", v.Target)
 			}
 		}
@@ -250,21 +275,21 @@ func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
 	return nil
 }
 
-// notHeld fails while another process or container holds the volume.
+// notHeld fails while another process or container is seen to hold the volume. What cannot be looked at is not: the
+// proof after the unmount decides.
 func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
 	return retryFor(ctx, heldWait, func() error {
 		counts, _, err := s.counting(v)
-		if err != nil {
-			return err
+		held, lookErr := mountuse.Holders(s.mountOf(v.Target, v.Mounted, v))
+		if err := errors.Join(err, lookErr); err != nil {
+			s.Log.Warn("it cannot be seen who has a volume: its driver is asked to unmount it", "volume", v.VolumeRef,
+				"workload", v.workload, "error", err)
+			return nil
 		}
-		held, err := mountuse.Holders(s.mountOf(v.Target, v.Mounted, v))
 		if n := slices.IndexFunc(held, counts); n >= 0 {
-			err = stillHeld(held[n])
+			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, stillHeld(held[n]))
 		}
-		if err != nil {
-			err = fmt.Errorf("unpublish volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
-		}
-		return err
+		return nil
 	})
 }
 

@@ -30,6 +30,7 @@ type Record struct {
 	Target         string            `json:"target,omitempty"`
 	Mounted        *mounts.Mount     `json:"mounted,omitempty"`
 	Unanswered     *unanswered       `json:"unanswered,omitempty"` // a call to publish
+	Unexpanded     string            `json:"unexpanded,omitempty"` // see mounts.Place
 
 	// ForcedBy is the operator for whom the host has unmounted the volume without its driver; empty: it has not.
 	ForcedBy string `json:"forced_by,omitempty"`
@@ -59,6 +60,15 @@ func (v *Record) Staged() bool { return v.Steps[StageStep] == step.Done }
 
 // Published reports that the step has succeeded.
 func (v *Record) Published() bool { return v.Steps[PublishStep] == step.Done }
+
+// Place is where the volume is published.
+func (v *Record) Place() mounts.Place {
+	p := mounts.Place{Target: v.Target, Unexpanded: v.Unexpanded}
+	if v.Staged() {
+		p.Staging = v.Staging
+	}
+	return p
+}
 
 // MayBeMounted reports that the volume is mounted for the workload, or may be.
 func (v *Record) MayBeMounted() bool { return v.Steps[StageStep] != "" || v.Steps[PublishStep] != "" }

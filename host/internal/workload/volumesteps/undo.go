@@ -38,6 +38,11 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	if err = s.byForce(ctx, v, m.Path, m.was, err); err != nil {
 		return err
 	}
+	if v.ForcedBy != "" { // also by Abort, before the driver unmounted it
+		if err := s.notServed(ctx, v, m.was); err != nil {
+			return err
+		}
+	}
 	if err := s.proveUnused(ctx, v, m); err != nil {
 		of := ""
 		if !m.Staging {
@@ -85,7 +90,7 @@ func (s *Steps) proveUnused(ctx context.Context, v *Volume, m unmounting) error 
 		if err != nil || !counts(mountuse.Holder{}) || last && !m.Staging && v.Staged() {
 			return err
 		}
-		users, err := s.paths.search.Open(of)
+		users, err := mountuse.Open(of)
 		if len(users) == 0 {
 			return err
 		}

@@ -75,6 +75,8 @@ type Config struct {
 	Closing context.Context
 	// Explained reports whether a record of this node's workloads says what is mounted at a path.
 	Explained func(path string) bool
+	// Expanded sets Record.Unexpanded of a volume for all workloads of this node.
+	Expanded func(ref claim.VolumeRef, why string)
 	// Records calls read for the volumes of each workload of this node that has not ended, under the workload's lock.
 	Records func(read func(w claim.WorkloadRef, all []*Record))
 }

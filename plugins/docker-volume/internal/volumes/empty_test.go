@@ -1,10 +1,14 @@
 package volumes
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/pannier/pannier/internal/bounded"
+	"github.com/pannier/pannier/test/lib/hungfs"
 )
 
 // Only an empty lost+found that is alone is removed.
@@ -45,5 +49,16 @@ func TestEmpty(t *testing.T) {
 	}
 	if err := empty(filepath.Join(t.TempDir(), "none")); err == nil {
 		t.Error("a directory that is not there has no error")
+	}
+}
+
+// A file system does not answer: a Mount goes on without it, and however many there are, one thread waits.
+func TestEmptyOfWhatHangs(t *testing.T) {
+	dir := t.TempDir()
+	hungfs.Mount(t, dir, 0)
+	for range 3 {
+		if err := empty(dir); !errors.Is(err, bounded.ErrNoAnswer) {
+			t.Errorf("got %v", err)
+		}
 	}
 }

@@ -98,7 +98,7 @@ func (s *service) mount(ctx context.Context, name, id string) (path string, err 
 	}
 	if !r.ReadOnly {
 		if err := empty(path); err != nil {
-			s.log.Warn("the image's content is not copied into the volume, since it is not empty", "volume", name, "error", err)
+			s.log.Warn("the image's content is not copied into the volume, since it cannot be seen to be empty", "volume", name, "error", err)
 		}
 	}
 	s.later(seenAfter, name, s.compare)
