@@ -19,6 +19,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/fsm"
 	"github.com/pannier/pannier/cluster/raftnode"
@@ -116,7 +117,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
 		ElectionTimeout: cfg.ElectionTimeout, Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet,
 		Known: n.registered, Autopilot: n.Autopilot, Report: n.report,
-		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex,
+		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: backup.SnapshotIndex,
 		Logger: log.Named("raft"),
 	})
 	if err != nil {
