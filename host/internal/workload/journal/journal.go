@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/dgraph-io/badger/v4"
@@ -13,6 +14,7 @@ import (
 	"github.com/dgraph-io/ristretto/v2/z"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster/badgerfiles"
 	"github.com/pannier/pannier/cluster/compaction"
 	"github.com/pannier/pannier/internal/errcode"
 )
@@ -25,10 +27,16 @@ type Journal struct {
 	db        *badger.DB
 	compactor *compaction.Compactor
 	dir       string
+	log       hclog.Logger
+
+	writing sync.Mutex
+	sum     digest // of all records; guarded by writing
+	mark    *os.File
 }
 
 // Open opens the journal in dir, and creates it (0700) if there is none. Only one process can have it open: a second
-// Open fails. If the disk is nearly full the error is ErrDiskFull.
+// Open fails. If the disk is nearly full the error is ErrDiskFull. A journal that is damaged, or older than it was, is
+// set aside: the ledger has the claims of what it knew.
 func Open(dir string, log hclog.Logger) (*Journal, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the journal's directory: %w", err)
@@ -36,6 +44,24 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 	if err := needSpace(dir); err != nil {
 		return nil, fmt.Errorf("open the journal: %w", err)
 	}
+	j, err := open(dir, log)
+	var damage *badgerfiles.Damage
+	if errors.As(err, &damage) {
+		aside := dir + ".damaged"
+		log.Error("the journal is damaged and was set aside: what the ledger has for this node is released once nobody "+
+			"uses it, and plugins have lost their state", "error", damage, "aside", aside)
+		err = errors.Join(os.RemoveAll(aside), os.Rename(dir, aside), os.Mkdir(dir, 0o700), os.RemoveAll(markPath(dir)))
+		if err == nil {
+			j, err = open(dir, log)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the journal in %s: %w", dir, err)
+	}
+	return j, nil
+}
+
+func open(dir string, log hclog.Logger) (*Journal, error) {
 	// A journal has a few kilobytes per workload. Badger's defaults are made for gigabytes and would use most of the
 	// host's memory.
 	opts := compaction.Options(badger.DefaultOptions(dir)).
@@ -48,16 +74,22 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 		WithBlockCacheSize(0).
 		WithIndexCacheSize(0).
 		WithValueLogFileSize(1 << 20). // hardly used: nearly all values are below the threshold
+		WithDetectConflicts(false).    // there is one writer
 		WithCompactL0OnClose(true)
-	db, err := badger.Open(opts) // the error says if another process has it open
+	db, err := badgerfiles.Open(opts) // the error says if another process has it open
 	for try := 0; try < 5 && err != nil && strings.Contains(err.Error(), z.NewFile.Error()); try++ {
 		// A process was killed after it had made a file, and before it gave it its size. Badger has done so now.
-		db, err = badger.Open(opts)
+		db, err = badgerfiles.Open(opts)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open the journal in %s: %w", dir, err)
+		return nil, err
 	}
-	return &Journal{db: db, compactor: compaction.Follow(db, log), dir: dir}, nil
+	j := &Journal{db: db, dir: dir, log: log}
+	if err := j.openMark(); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	j.compactor = compaction.Follow(db, log)
+	return j, nil
 }
 
 // Close waits for running writes. It may be called more than once. If the disk is nearly full it leaves the files as
@@ -70,15 +102,14 @@ func (j *Journal) Close() error {
 		return fmt.Errorf("close the journal: %w", err)
 	}
 	j.compactor.Close()
-	if err := j.db.Close(); err != nil {
+	if err := errors.Join(j.db.Close(), j.mark.Close()); err != nil {
 		return fmt.Errorf("close the journal: %w", err)
 	}
 	return nil
 }
 
-// Update runs fn in one transaction and commits it if fn returns nil; it then survives the death of this process.
-// After a conflict with another Update it is repeated, so fn may run more than once. If the disk is nearly full it
-// writes nothing and returns ErrDiskFull.
+// Update runs fn in one transaction and commits it if fn returns nil; it then survives the death of this process. One
+// runs at a time, so fn must not call Update. If the disk is nearly full it writes nothing and returns ErrDiskFull.
 func (j *Journal) Update(fn func(tx *Tx) error) error {
 	if j.db.IsClosed() {
 		return ErrClosed
@@ -86,17 +117,24 @@ func (j *Journal) Update(fn func(tx *Tx) error) error {
 	if err := needSpace(j.dir); err != nil {
 		return fmt.Errorf("write the journal: %w", err)
 	}
-	for {
-		err := j.db.Update(func(txn *badger.Txn) error { return fn(&Tx{txn}) })
-		if errors.Is(err, badger.ErrConflict) {
-			continue
+	j.writing.Lock()
+	defer j.writing.Unlock()
+	sum := j.sum
+	err := j.db.Update(func(txn *badger.Txn) error {
+		tx := &Tx{txn, sum}
+		if err := fn(tx); err != nil {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("write the journal: %w", err)
-		}
-		j.compactor.Wrote()
-		return nil
+		sum = tx.sum
+		return txn.Set(sumKey, sum[:])
+	})
+	if err != nil {
+		return fmt.Errorf("write the journal: %w", err)
 	}
+	j.sum = sum
+	j.writeMark()
+	j.compactor.Wrote()
+	return nil
 }
 
 // View runs fn on a snapshot.
@@ -104,14 +142,33 @@ func (j *Journal) View(fn func(tx *Tx) error) error {
 	if j.db.IsClosed() {
 		return ErrClosed
 	}
-	if err := j.db.View(func(txn *badger.Txn) error { return fn(&Tx{txn}) }); err != nil {
+	if err := j.db.View(func(txn *badger.Txn) error { return fn(&Tx{txn: txn}) }); err != nil {
 		return fmt.Errorf("read the journal: %w", err)
 	}
 	return nil
 }
 
 // Tx is a transaction. It is valid until the function that it was passed to returns.
-type Tx struct{ txn *badger.Txn }
+type Tx struct {
+	txn *badger.Txn
+	sum digest // with what it has written
+}
+
+// replace writes a record, or deletes it if value is nil.
+func (tx *Tx) replace(key, value []byte) error {
+	item, err := tx.txn.Get(key)
+	if err == nil {
+		err = item.Value(func(before []byte) error { tx.sum.toggle(key, before); return nil })
+	}
+	if err != nil && !errors.Is(err, badger.ErrKeyNotFound) {
+		return err
+	}
+	if value == nil {
+		return tx.txn.Delete(key)
+	}
+	tx.sum.toggle(key, value)
+	return tx.txn.Set(key, value)
+}
 
 // Bucket is one kind of record: V is stored as JSON under a key that the owner chooses. Its name must not contain a
 // zero byte and must never change.
@@ -123,7 +180,7 @@ func (b Bucket[V]) Put(tx *Tx, key string, v *V) error {
 	if err != nil {
 		return fmt.Errorf("encode %s %q: %w", b, key, err)
 	}
-	return tx.txn.Set(b.key(key), raw)
+	return tx.replace(b.key(key), raw)
 }
 
 // Get reads one record; nil if there is none.
@@ -139,7 +196,7 @@ func (b Bucket[V]) Get(tx *Tx, key string) (*V, error) {
 }
 
 // Delete deletes a record, if there is one.
-func (b Bucket[V]) Delete(tx *Tx, key string) error { return tx.txn.Delete(b.key(key)) }
+func (b Bucket[V]) Delete(tx *Tx, key string) error { return tx.replace(b.key(key), nil) }
 
 // Each calls fn for every record, in the order of the keys.
 func (b Bucket[V]) Each(tx *Tx, fn func(key string, v *V) error) error {
