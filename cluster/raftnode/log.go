@@ -188,7 +188,8 @@ func damagedAt(data []byte) (at int, ok bool) {
 // then steps down; other servers are told to try again.
 type boundedLog struct {
 	*wal.WAL
-	room func() error // nil: always enough
+	room   func() error // nil: always enough
+	writes *writes
 }
 
 // StoreLog appends an entry (raft.LogStore).
@@ -199,7 +200,7 @@ func (l boundedLog) StoreLogs(entries []*raft.Log) error {
 	if err := l.checkRoom(); err != nil {
 		return err
 	}
-	return l.WAL.StoreLogs(entries)
+	return l.writes.measure(func() error { return l.WAL.StoreLogs(entries) })
 }
 
 // DeleteRange deletes entries (raft.LogStore). Entries at the end are deleted to be replaced by others, and raft

@@ -4,6 +4,7 @@ package raftnode
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +52,8 @@ type Config struct {
 	Report func() Report
 	// Room returns why the log must not grow now; nil: it always may.
 	Room func() error
+	// Late is called, in a goroutine of its own, when the log's disk hangs (Node.Late); nil: nobody is interested.
+	Late func()
 	FSM  raft.BatchingFSM
 	// Applied is the index that the FSM has on its own, and SnapshotIndex reads that index from a snapshot: a
 	// snapshot is restored at the start only if it is ahead.
@@ -120,6 +123,8 @@ type Node struct {
 	leaving    atomic.Bool
 	// confirmations are the answers of the other servers to this one as the leader.
 	confirmations *confirmations
+	writes        *writes
+	withheld      atomic.Bool // see Resign
 
 	opened   chan struct{} // closed when raft runs
 	stop     context.CancelFunc
@@ -138,7 +143,11 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := os.MkdirAll(walDir, 0o700); err != nil {
 		return nil, fmt.Errorf("open raft: %w", err)
 	}
+	if cfg.Late == nil {
+		cfg.Late = func() {}
+	}
 	n = &Node{cfg: cfg, logger: logger, opened: make(chan struct{}), confirmations: &confirmations{}}
+	n.writes = newWrites(cmp.Or(cfg.ElectionTimeout, DefaultElectionTimeout), cfg.Late)
 	ctx, stop := context.WithCancel(context.Background())
 	n.stop = stop
 	defer func() {
@@ -187,7 +196,7 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := raiseTerm(cfg.Dir, n.log); err != nil {
 		return n, err
 	}
-	entries, err := raft.NewLogCache(cachedEntries, boundedLog{n.log, cfg.Room})
+	entries, err := raft.NewLogCache(cachedEntries, boundedLog{n.log, cfg.Room, n.writes})
 	if err != nil {
 		return n, err
 	}
@@ -216,7 +225,7 @@ func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	n.network = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: connections, Timeout: callTimeout, Logger: log, MsgpackUseNewTimeFormat: true,
 	})
-	confirming := &confirmingTransport{n.network, n.confirmations}
+	confirming := &confirmingTransport{n.network, n.confirmations, &n.withheld}
 	n.transport = confirming
 	if n.abstention.active() {
 		t := &abstainingTransport{confirming, n.abstention, make(chan raft.RPC)}
@@ -230,10 +239,7 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	conf.LocalID = raft.ServerID(cfg.ID)
 	conf.Logger = quieter(logger, cfg)
 	conf.NotifyCh = leadership
-	timeout := cfg.ElectionTimeout
-	if timeout == 0 {
-		timeout = DefaultElectionTimeout
-	}
+	timeout := cmp.Or(cfg.ElectionTimeout, DefaultElectionTimeout)
 	if cfg.Streams == nil {
 		// A leader wakes up at the end of each lease, here for nothing. A server whose log could not be written leads
 		// again after one to two timeouts.

@@ -31,6 +31,7 @@ type Journal struct {
 
 	writing sync.Mutex
 	sum     digest // of all records; guarded by writing
+	version uint64 // of the last transaction; guarded by writing
 	mark    *os.File
 }
 
@@ -119,6 +120,11 @@ func (j *Journal) Update(fn func(tx *Tx) error) error {
 	}
 	j.writing.Lock()
 	defer j.writing.Unlock()
+	// A disk that hangs or fails shows it here, in a system call. Badger writes through memory maps, where a thread that
+	// waits for the disk stops the whole program at Go's next garbage collection.
+	if err := j.writeMark(); err != nil {
+		return fmt.Errorf("write the journal: %w", err)
+	}
 	sum := j.sum
 	err := j.db.Update(func(txn *badger.Txn) error {
 		tx := &Tx{txn, sum}
@@ -132,7 +138,12 @@ func (j *Journal) Update(fn func(tx *Tx) error) error {
 		return fmt.Errorf("write the journal: %w", err)
 	}
 	j.sum = sum
-	j.writeMark()
+	txn := j.db.NewTransaction(false)
+	j.version = txn.ReadTs()
+	txn.Discard()
+	if err := j.writeMark(); err != nil { // what was written counts
+		j.log.Warn("the journal's mark cannot be written: a loss of its last records would not be noticed", "error", err)
+	}
 	j.compactor.Wrote()
 	return nil
 }

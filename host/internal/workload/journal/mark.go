@@ -39,7 +39,6 @@ func markOf(version uint64) string { return fmt.Sprintf("%s %020d\n", process.Bo
 // something was lost.
 func (j *Journal) openMark() (err error) {
 	var stored []byte
-	var version uint64
 	if err := j.db.View(func(txn *badger.Txn) error {
 		it := txn.NewIterator(badger.IteratorOptions{})
 		defer it.Close()
@@ -50,7 +49,7 @@ func (j *Journal) openMark() (err error) {
 				return err
 			}
 			if string(key) == string(sumKey) {
-				stored, version = value, it.Item().Version()
+				stored, j.version = value, it.Item().Version()
 			} else {
 				j.sum.toggle(key, value)
 			}
@@ -66,24 +65,19 @@ func (j *Journal) openMark() (err error) {
 	boot := len(markOf(0)) - len("00000000000000000000\n")
 	switch {
 	case len(before) != len(markOf(0)) || string(before[:boot]) != markOf(0)[:boot]: // of another boot, or a new one
-	case string(before) > markOf(version):
-		return &badgerfiles.Damage{File: j.dir, Err: fmt.Errorf("it is at version %d, and was at %s before", version,
+	case string(before) > markOf(j.version):
+		return &badgerfiles.Damage{File: j.dir, Err: fmt.Errorf("it is at version %d, and was at %s before", j.version,
 			before[boot:len(before)-1])}
-	case version > 0 && string(stored) != string(j.sum[:]):
+	case j.version > 0 && string(stored) != string(j.sum[:]):
 		return &badgerfiles.Damage{File: j.dir, Err: errors.New("some of its records are lost or older than others")}
 	}
 	if j.mark, err = os.OpenFile(markPath(j.dir), os.O_CREATE|os.O_WRONLY, 0o600); err != nil {
 		return err
 	}
-	_, err = j.mark.WriteAt([]byte(markOf(version)), 0)
-	return errors.Join(err, j.mark.Truncate(int64(len(markOf(version)))))
+	return errors.Join(j.writeMark(), j.mark.Truncate(int64(len(markOf(j.version)))))
 }
 
-// writeMark notes the version of the last transaction. Without it less would be noticed, so an error stops nothing.
-func (j *Journal) writeMark() {
-	txn := j.db.NewTransaction(false)
-	defer txn.Discard()
-	if _, err := j.mark.WriteAt([]byte(markOf(txn.ReadTs())), 0); err != nil {
-		j.log.Warn("the journal's mark cannot be written: a loss of its last records would not be noticed", "error", err)
-	}
+func (j *Journal) writeMark() error {
+	_, err := j.mark.WriteAt([]byte(markOf(j.version)), 0)
+	return err
 }
