@@ -3,7 +3,6 @@
 package raftnode
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -161,17 +160,21 @@ func Open(cfg Config) (n *Node, err error) {
 	if n.abstention, err = readAbstention(cfg.Dir); err != nil {
 		return n, err
 	}
-	if err := n.openLog(walDir); err != nil {
-		return n, fmt.Errorf("log: %w", err)
-	}
-	snapshots, err := raft.NewFileSnapshotStoreWithLogger(cfg.Dir, snapshotsKept, quieter(logger.Named("snapshots"), cfg))
+	files, err := raft.NewFileSnapshotStoreWithLogger(cfg.Dir, snapshotsKept, quieter(logger.Named("snapshots"), cfg))
 	if err != nil {
 		return n, fmt.Errorf("snapshots: %w", err)
+	}
+	snapshots := &snapshots{files, make(chan struct{}, 1)}
+	if err := n.openLog(walDir, snapshots); err != nil {
+		return n, fmt.Errorf("log: %w", err)
 	}
 	leadership := make(chan bool, 8)
 	n.Leadership = leadership
 	conf := config(cfg, logger, leadership)
-	snapshot, err := snapshotIndex(cfg, snapshots)
+	if err := n.replaceSnapshot(snapshots); err != nil {
+		return n, err
+	}
+	snapshot, err := n.snapshotIndex(snapshots)
 	if err != nil {
 		return n, err
 	}
@@ -183,7 +186,7 @@ func Open(cfg Config) (n *Node, err error) {
 	if err == nil && applied { // the operator vouches that no server has more
 		err = n.abstention.end()
 		if err == nil {
-			snapshot, err = snapshotIndex(cfg, snapshots) // recovery takes one
+			snapshot, err = n.snapshotIndex(snapshots) // recovery takes one
 		}
 	}
 	if err != nil {
@@ -204,6 +207,7 @@ func Open(cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	close(n.opened)
+	n.running.Go(func() { n.renewSnapshot(ctx, snapshots) })
 	if err := n.startAlone(); err != nil {
 		return n, err
 	}
@@ -254,27 +258,6 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	conf.TrailingLogs = trailingLogs
 	conf.NoLegacyTelemetry = true
 	return conf
-}
-
-// snapshotIndex returns the index that the newest snapshot brings the FSM to; 0: there is none. Raft itself
-// continues after its snapshot, so the FSM would miss entries that are only in the snapshot.
-func snapshotIndex(cfg Config, snapshots raft.SnapshotStore) (uint64, error) {
-	list, err := snapshots.List()
-	if err != nil {
-		return 0, fmt.Errorf("list snapshots: %w", err)
-	}
-	if len(list) == 0 {
-		return 0, nil
-	}
-	_, r, err := snapshots.Open(list[0].ID)
-	if err != nil {
-		return 0, fmt.Errorf("open snapshot %s: %w", list[0].ID, err)
-	}
-	index, err := cfg.SnapshotIndex(bufio.NewReader(r))
-	if err := errors.Join(err, r.Close()); err != nil {
-		return 0, fmt.Errorf("read snapshot %s: %w", list[0].ID, err)
-	}
-	return index, nil
 }
 
 // bootstrap makes this node a cluster of one, once: never if there is raft state. A server that can reach others
