@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/badgerfiles"
 	"github.com/pannier/pannier/cluster/compaction"
+	"github.com/pannier/pannier/internal/diskspace"
 	"github.com/pannier/pannier/internal/errcode"
 )
 
@@ -253,14 +253,11 @@ var ErrDiskFull = errcode.ResourceExhausted.New("the journal's disk is nearly fu
 // compaction can need.
 const needed = 16 << 20
 
-// needSpace returns ErrDiskFull if the disk is nearly full.
+// needSpace returns ErrDiskFull if the disk is nearly full, or has hardly an inode left.
 func needSpace(dir string) error {
-	var s syscall.Statfs_t
-	if err := syscall.Statfs(dir, &s); err != nil {
-		return fmt.Errorf("read the free space of the journal's disk: statfs %s: %w", dir, err)
+	lack, err := diskspace.Lack(dir, needed, needed>>20)
+	if err == nil && lack != "" {
+		err = fmt.Errorf("%w: %s", ErrDiskFull, lack)
 	}
-	if free := s.Bavail * uint64(s.Bsize); free < needed {
-		return fmt.Errorf("%w: %s has %d MiB left, and this needs %d MiB", ErrDiskFull, dir, free>>20, uint64(needed)>>20)
-	}
-	return nil
+	return err
 }
