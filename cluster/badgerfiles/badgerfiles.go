@@ -269,8 +269,8 @@ func checkLogs(dir string, registry *badger.KeyRegistry) error {
 	return nil
 }
 
-// CheckMemtables refuses two memtables in use: of a damaged memtable Badger silently keeps what comes before the damage.
-// That is an older database, but not if a newer memtable is based on the lost part.
+// CheckMemtables refuses two memtables in use: of a damaged memtable Badger silently keeps what comes before the
+// damage. That is an older database, but not if a newer memtable is based on the lost part.
 func CheckMemtables(dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.mem"))
 	if err != nil {

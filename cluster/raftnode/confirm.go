@@ -77,8 +77,8 @@ func (c *confirmations) majority(servers []raft.Server, self raft.ServerID, term
 	return yes > voters/2
 }
 
-// confirmingTransport counts confirmations, ends pipelines that were refused (pipeline), and sends nothing as the leader
-// while that is withheld (Node.Resign).
+// confirmingTransport counts confirmations, ends pipelines that were refused (pipeline), and sends nothing as the
+// leader while that is withheld (Node.Resign).
 type confirmingTransport struct {
 	*raft.NetworkTransport
 	confirmations *confirmations

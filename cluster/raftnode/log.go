@@ -42,7 +42,8 @@ func (n *Node) openLog(dir string, snapshots *snapshots) error {
 			if err != nil || missing == 0 {
 				return err
 			}
-			damage = errors.Join(fmt.Errorf("%w: no snapshot has the entries up to index %d", ErrDamaged, missing), n.log.Close())
+			damage = fmt.Errorf("%w: no snapshot has the entries up to index %d", ErrDamaged, missing)
+			damage = errors.Join(damage, n.log.Close())
 		} else {
 			damage = fmt.Errorf("%w: %s: %w", ErrDamaged, dir, err)
 		}

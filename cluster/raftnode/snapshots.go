@@ -119,13 +119,13 @@ func (n *Node) replaceSnapshot(s *snapshots) error {
 	}
 	var entry raft.Log
 	if n.cfg.Applied < missing || n.log.GetLog(n.cfg.Applied, &entry) != nil {
-		return fmt.Errorf("the snapshot of raft's is lost that has the entries up to index %d, and the ledger has only those up "+
-			"to %d: restore a backup (see: pannier operator snapshot restore -h)", missing, n.cfg.Applied)
+		return fmt.Errorf("the snapshot of raft's is lost that has the entries up to index %d, and the ledger has only those "+
+			"up to %d: restore a backup (see: pannier operator snapshot restore -h)", missing, n.cfg.Applied)
 	}
 	address, transport := raft.NewInmemTransport(raft.ServerAddress(n.cfg.ID))
 	self := raft.Server{ID: raft.ServerID(n.cfg.ID), Address: address}
-	sink, err := s.Create(raft.SnapshotVersionMax, entry.Index, entry.Term, raft.Configuration{Servers: []raft.Server{self}},
-		entry.Index, transport)
+	alone := raft.Configuration{Servers: []raft.Server{self}}
+	sink, err := s.Create(raft.SnapshotVersionMax, entry.Index, entry.Term, alone, entry.Index, transport)
 	if err != nil {
 		return err
 	}

@@ -10,9 +10,9 @@ import (
 )
 
 // Raft's leader writes its log in the goroutine that also checks its lease, while others send heartbeats. So a leader
-// whose disk hangs stays the leader for as long as it hangs, and nothing is committed. Resign withholds what it sends as
-// the leader: the others elect another one, and raft steps down, at the latest when its goroutine goes on and finds that
-// no majority has answered for the length of the lease.
+// whose disk hangs stays the leader for as long as it hangs, and nothing is committed. Resign withholds what it sends
+// as the leader: the others elect another one, and raft steps down, at the latest when its goroutine goes on and finds
+// that no majority has answered for the length of the lease.
 
 // minLate is the least age of a write that counts as late: a busy disk may take most of it.
 const minLate = time.Second

@@ -74,7 +74,8 @@ func lockDir(dir string) (*os.File, error) {
 // or that is full.
 func takeBallast(dir string) error {
 	for i := range int64(ballastFiles) {
-		f, err := os.OpenFile(filepath.Join(dir, fmt.Sprintf(ballastFile, i)), os.O_CREATE|os.O_WRONLY|syscall.O_CLOEXEC, 0o600)
+		path := filepath.Join(dir, fmt.Sprintf(ballastFile, i))
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|syscall.O_CLOEXEC, 0o600)
 		if errors.Is(err, syscall.ENOSPC) {
 			return nil
 		}

@@ -42,8 +42,8 @@ func (a *agent) openDataDir(ctx context.Context) error {
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err == nil && fs.Flags&unix.ST_NOEXEC != 0 {
-		return fmt.Errorf("data_dir %s is on a mount with the option noexec, and plugins and drivers run from their copies in "+
-			"it: mount it with exec, or set another data_dir", dir)
+		return fmt.Errorf("data_dir %s is on a mount with the option noexec, and plugins and drivers run from their copies "+
+			"in it: mount it with exec, or set another data_dir", dir)
 	}
 	lock := a.sockets.Inherited(config.LockFile)
 	if lock == nil {

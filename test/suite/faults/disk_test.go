@@ -1,10 +1,12 @@
 package faults
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -30,11 +32,11 @@ func TestLeaderWhoseDiskHangs(t *testing.T) {
 	c.Volume(n, "before", "single-node-writer")
 	hangs := c.Leader()
 	thaw := disks[hangs].Freeze()
-	n.Run("node", "eligibility", "-disable", n.Name) // it waits in the first leader's log, or is repeated
+	bounded(t, n, "node", "eligibility", "-disable", n.Name) // it waits in the first leader's log, and is repeated
 	if now := c.Leader(); now == hangs {
 		t.Errorf("%s leads, whose disk hangs", hangs.Name)
 	}
-	n.Run("node", "eligibility", "-enable", n.Name)
+	bounded(t, n, "node", "eligibility", "-enable", n.Name)
 	hangs.Eventually("it says that its disk hangs", func() error { return says(hangs, "the ledger's disk hangs") })
 	thaw()
 	c.Volume(n, "after", "single-node-writer")
@@ -51,6 +53,22 @@ func TestLeaderWhoseDiskHangs(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// bounded runs a command that must not wait for the disk.
+func bounded(t *testing.T, h *testhost.Host, args ...string) {
+	t.Helper()
+	cmd := h.Command(args...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waits := time.AfterFunc(testhost.Wait, func() { _ = cmd.Process.Kill() })
+	defer waits.Stop()
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("pannier %v: %v: %s", args, err, out.String())
+	}
 }
 
 // TestOnlyDiskHangs suspends the disk of a single host. A command waits, and the host says for what. TestAlerts has the

@@ -46,7 +46,10 @@ capability {
 	plugin := filepath.Join(h.PluginDir, "csi-bridge")
 	program, err := os.ReadFile(plugin)
 	if err == nil {
-		err = errors.Join(testhost.WriteProgram(plugin+".new", append(program, "another version"...)), os.Rename(plugin+".new", plugin))
+		err = testhost.WriteProgram(plugin+".new", append(program, "another version"...))
+	}
+	if err == nil {
+		err = os.Rename(plugin+".new", plugin)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 )
 
 // TestDamagedJournal damages a file of the journal of an agent that is down, while a workload's volume is in use. The
-// agent comes up, sets the journal aside and says so; the claim stays as long as somebody uses the volume, and no longer.
+// agent comes up, sets the journal aside and says so; the claim stays while somebody uses the volume, and no longer.
 func TestDamagedJournal(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -72,7 +72,8 @@ workload "w" {
 			damageOne(t, filepath.Join(h.Path("data"), "journal", row.files), row.damage)
 
 			h.Start()
-			if log, err := os.ReadFile(h.Path("agent.log")); err != nil || !bytes.Contains(log, []byte("the journal is damaged and was set aside")) {
+			log, err := os.ReadFile(h.Path("agent.log"))
+			if err != nil || !bytes.Contains(log, []byte("the journal is damaged and was set aside")) {
 				t.Errorf("the log does not say so (%v): %s", err, h.LogTail())
 			}
 			if _, err := used.WriteString("still here"); err != nil {

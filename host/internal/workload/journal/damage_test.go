@@ -71,7 +71,8 @@ func (w written) copyWith(t *testing.T, file string, with []byte) string {
 	to := filepath.Join(t.TempDir(), "journal")
 	check.NoError(t, os.Mkdir(to, 0o700))
 	put := func(path string, data []byte) {
-		check.NoError(t, errors.Join(os.WriteFile(path, bytes.TrimRight(data, "\x00"), 0o600), os.Truncate(path, int64(len(data)))))
+		check.NoError(t, os.WriteFile(path, bytes.TrimRight(data, "\x00"), 0o600))
+		check.NoError(t, os.Truncate(path, int64(len(data))))
 	}
 	put(to+".mark", check.Must(os.ReadFile(w.dir+".mark"))(t))
 	for _, f := range check.Must(os.ReadDir(w.dir))(t) {
@@ -145,8 +146,8 @@ func (w written) open(t *testing.T, file string, with []byte, what string) (asid
 	return asides
 }
 
-// TestOlderJournal puts back a complete journal of before, and none at all. After another boot it is accepted: a loss of
-// power undoes the last writes.
+// TestOlderJournal puts back a complete journal of before, and none at all. After another boot it is accepted: a loss
+// of power undoes the last writes.
 func TestOlderJournal(t *testing.T) {
 	w := write1000(t, true)
 	old := w.copyWith(t, "", nil)

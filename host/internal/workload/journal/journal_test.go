@@ -187,7 +187,8 @@ func TestOpenTwice(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "journal")
 	j := open(t, dir)
 	check.NoError(t, j.Update(func(tx *journal.Tx) error { return numbers.Put(tx, "a", &record{1}) }))
-	if _, err := journal.Open(dir, hclog.NewNullLogger()); err == nil || !strings.Contains(err.Error(), "another process has it open") {
+	_, err := journal.Open(dir, hclog.NewNullLogger())
+	if err == nil || !strings.Contains(err.Error(), "another process has it open") {
 		t.Errorf("opened twice: %v", err)
 	}
 	if _, err := os.Stat(dir + ".damaged"); !errors.Is(err, fs.ErrNotExist) {

@@ -15,8 +15,8 @@ import (
 
 // Checksums do not show what Badger drops silently: tables that a truncated manifest does not name, and the end of a
 // memtable. So each transaction writes a digest of all records, whose version in Badger grows with each; the highest
-// version is in a file of its own, the mark. A journal with another digest, or behind its mark, has lost something. Only
-// the mark of this boot counts, since a loss of power may undo the last writes.
+// version is in a file of its own, the mark. A journal with another digest, or behind its mark, has lost something.
+// Only the mark of this boot counts, since a loss of power may undo the last writes.
 
 // digest is a digest of a set of records: their hashes, combined by exclusive or, so that their order does not count.
 type digest [sha256.Size]byte
