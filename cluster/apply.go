@@ -62,6 +62,7 @@ func (n *Node) Apply(ctx context.Context, c command.Command) (any, error) {
 // result. It shares writes of the log and transactions with those of other callers. After ErrNotLeader, ErrUncertain
 // and ErrClosed the command may be repeated.
 func (n *Node) ApplyHere(ctx context.Context, c command.Command) (any, error) {
+	resigned := n.resigned.Wait()
 	if !n.Leader() {
 		if n.running.Err() != nil {
 			return nil, command.ErrClosed
@@ -94,6 +95,8 @@ func (n *Node) ApplyHere(ctx context.Context, c command.Command) (any, error) {
 	select {
 	case outcome := <-done:
 		return outcome.Result, outcome.Err
+	case <-resigned: // raft answers once the disk does
+		return nil, fmt.Errorf("%w: %w", command.ErrUncertain, command.ErrDiskHangs)
 	case <-ctx.Done(): // raft cannot cancel an entry
 		return nil, fmt.Errorf("%w: %w", command.ErrUncertain, context.Cause(ctx))
 	}

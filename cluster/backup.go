@@ -74,7 +74,7 @@ func (n *Node) save(ctx context.Context, w io.Writer) (b Backup, err error) {
 		Format: backup.Format, Cluster: n.report().Cluster, Server: n.name, Term: n.raft.CurrentTerm(),
 		CreatedAt: n.now().UTC(), Size: sum.size, SHA256: hex.EncodeToString(sum.sum.Sum(nil)),
 	}
-	if b.Index, err = state.SnapshotIndex(f); err != nil {
+	if b.Index, err = backup.SnapshotIndex(f); err != nil {
 		return b, err
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
@@ -116,8 +116,6 @@ func (n *Node) restore(ctx context.Context, r io.Reader, by string) (b Backup, e
 			return err
 		}
 		switch had, err := state.Reindex(f, snapshot, index); {
-		case errors.Is(err, state.ErrBadSnapshot):
-			return fmt.Errorf("%w: %w", ErrBadBackup, err)
 		case err == nil && had != b.Index:
 			return fmt.Errorf("%w: its index is wrong", ErrBadBackup)
 		default:

@@ -2,12 +2,18 @@ package cluster_test
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/backup"
+	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/clustertest"
@@ -97,4 +103,38 @@ func TestBadBackup(t *testing.T) {
 		t.Errorf("the ledger is damaged, or only %d were tried", tried)
 	}
 	register(t, s, "b")
+}
+
+// TestRecordsThatNoLedgerHas restores a backup whose checksums are right and one of whose records has an id that is no
+// id: as a key, it is longer than the ledger's database takes. An inspection refuses it as the restore does.
+func TestRecordsThatNoLedgerHas(t *testing.T) {
+	s := clustertest.Start(t)
+	register(t, s, "a")
+	v := volume(strings.Repeat("l", 65_500))
+	record, err := codec.Marshal(v)
+	check.NoError(t, err)
+	for name, snapshot := range map[string][]byte{
+		"a long id": append(binary.AppendUvarint([]byte{'v'}, uint64(len(record))), record...),
+		"no record": {'v', 1, 'x'},
+	} {
+		index := uint64(1)
+		snapshot = append(append(binary.BigEndian.AppendUint64([]byte("PANNIER-LEDGER\n\x01"), index), snapshot...), 0)
+		sum := sha256.Sum256(snapshot)
+		head, err := json.Marshal(backup.Backup{
+			Format: backup.Format, Index: index, Size: int64(len(snapshot)), SHA256: hex.EncodeToString(sum[:]),
+		})
+		check.NoError(t, err)
+		file := append(append(head, '\n'), snapshot...)
+		if _, err := backup.Inspect(bytes.NewReader(file)); !errors.Is(err, cluster.ErrBadBackup) {
+			t.Errorf("%s, inspected: %v", name, err)
+		}
+		if _, err := s.Restore(within(t), bytes.NewReader(file), "op"); !errors.Is(err, cluster.ErrBadBackup) {
+			t.Errorf("%s, restored: %v", name, err)
+		}
+	}
+	register(t, s, "b")
+	s.Restart(t)
+	if !has(t, s.Node, "a") || !has(t, s.Node, "b") {
+		t.Error("the ledger lost a volume")
+	}
 }

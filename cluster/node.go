@@ -19,10 +19,12 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/fsm"
 	"github.com/pannier/pannier/cluster/raftnode"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/internal/notify"
 )
 
 // Config configures a node of the ledger.
@@ -69,6 +71,8 @@ type Node struct {
 	autopilot  claim.Autopilot // used until the ledger has settings
 	leadership leadership
 	verifying  verifier
+	late       chan struct{}    // the disk hangs
+	resigned   notify.Broadcast // and so another server is to lead
 
 	mu       sync.Mutex
 	closed   bool
@@ -107,7 +111,8 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{dir: cfg.Dir, name: cfg.Name, store: store, remote: cfg.Remote, members: cfg.Members, log: log, now: now}
+	n := &Node{dir: cfg.Dir, name: cfg.Name, store: store, remote: cfg.Remote, members: cfg.Members, log: log, now: now,
+		late: make(chan struct{}, 1)}
 	n.leadership.init()
 	if n.autopilot = claim.DefaultAutopilot(); cfg.Autopilot != nil {
 		n.autopilot = *cfg.Autopilot
@@ -116,7 +121,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
 		ElectionTimeout: cfg.ElectionTimeout, Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet,
 		Known: n.registered, Autopilot: n.Autopilot, Report: n.report,
-		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex,
+		Room: room(cfg), Late: n.noteLate, FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: backup.SnapshotIndex,
 		Logger: log.Named("raft"),
 	})
 	if err != nil {
@@ -128,6 +133,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		n.loops.Go(func() { n.catchUp(n.running) })
 		n.loops.Go(func() { n.WhileLeader(n.running, n.manage) })
 		n.loops.Go(func() { n.WhileLeader(n.running, n.leaveForRoom) })
+		n.loops.Go(func() { n.WhileLeader(n.running, n.leaveForDisk) })
 	}
 	return n, nil
 }
@@ -187,6 +193,9 @@ type Stats struct {
 	AppliedIndex uint64 // of the ledger: behind CommitIndex by entries that mean nothing to it
 	Err          error  // ErrStopped and its cause, if the ledger accepts no more commands
 	Full         error  // ErrDiskFull and where, if there is no room for more
+	Stalled      error  // ErrDiskHangs and since when, if the disk does not finish a write
+	// Unwritten is the age of the oldest entry that waits for the disk; 0: none does.
+	Unwritten time.Duration
 }
 
 // Size is the size of the ledger on disk, in bytes. It reads the directory.
@@ -195,6 +204,9 @@ func (n *Node) Size() int64 { return n.store.Size() }
 // Stats returns the node's present numbers. It is called for each check of the health, and reads no files.
 func (n *Node) Stats() Stats {
 	_, leader := n.raft.LeaderWithID()
+	if n.raft.Resigning() {
+		leader = ""
+	}
 	return Stats{
 		Leader:       n.Leader(),
 		LeaderName:   string(leader),
@@ -205,5 +217,7 @@ func (n *Node) Stats() Stats {
 		AppliedIndex: n.store.AppliedIndex(),
 		Err:          n.store.Err(),
 		Full:         needSpace(n.dir, SpaceToGrow),
+		Stalled:      n.stalled(),
+		Unwritten:    n.raft.Unwritten(),
 	}
 }

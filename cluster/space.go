@@ -3,10 +3,10 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/internal/diskspace"
 )
 
 // Badger writes through memory maps of sparse files, so on a full disk it does not return an error: the host gets
@@ -18,15 +18,6 @@ const (
 	SpaceToGrow    = 64 << 20
 	spaceToRelease = 16 << 20
 )
-
-// freeSpace returns how much an unprivileged user may still write where dir is, in bytes.
-func freeSpace(dir string) (uint64, error) {
-	var s syscall.Statfs_t
-	if err := syscall.Statfs(dir, &s); err != nil {
-		return 0, fmt.Errorf("free space of the ledger's disk: statfs %s: %w", dir, err)
-	}
-	return s.Bavail * uint64(s.Bsize), nil
-}
 
 // room returns what keeps the log of one of several servers from growing when entries could not be applied: a
 // follower is not asked before others agree on an entry. A single server has checked each command already.
@@ -76,16 +67,13 @@ func (n *Node) leaveForRoom(ctx context.Context) {
 	}
 }
 
-// needSpace returns ErrDiskFull if less than need bytes are free.
+// needSpace returns ErrDiskFull if less than need bytes are free, or than an inode for each MiB of them.
 func needSpace(dir string, need uint64) error {
-	free, err := freeSpace(dir)
-	if err != nil {
-		return err
+	lack, err := diskspace.Lack(dir, need, need>>20)
+	if err == nil && lack != "" {
+		err = fmt.Errorf("%w: %s", command.ErrDiskFull, lack)
 	}
-	if free < need {
-		return fmt.Errorf("%w: %s has %d MiB left, and this needs %d MiB", command.ErrDiskFull, dir, free>>20, need>>20)
-	}
-	return nil
+	return err
 }
 
 // spaceFor returns the free space that a command requires.

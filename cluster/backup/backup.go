@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -35,10 +36,10 @@ type Backup struct {
 	SHA256    string    `json:"sha256"` // of the snapshot, in hexadecimal
 }
 
-// Inspect reads a whole backup, verifies its size and checksum and describes it. It does not decode the records.
+// Inspect reads a whole backup, verifies it as Restore does, and describes it.
 func Inspect(r io.Reader) (Backup, error) {
 	return Read(r, func(_ Backup, snapshot io.Reader) error {
-		_, err := io.Copy(io.Discard, snapshot)
+		_, err := Records(snapshot, func(byte, []byte) error { return nil })
 		return err
 	})
 }
@@ -57,7 +58,10 @@ func Read(r io.Reader, read func(b Backup, snapshot io.Reader) error) (b Backup,
 		return b, fmt.Errorf("%w: it has the format %q and %d bytes, this program knows %q", ErrBad, b.Format, b.Size, Format)
 	}
 	sum := sha256.New()
-	if err := read(b, io.TeeReader(io.LimitReader(in, b.Size), sum)); err != nil {
+	switch err := read(b, io.TeeReader(io.LimitReader(in, b.Size), sum)); {
+	case errors.Is(err, ErrBadSnapshot):
+		return b, fmt.Errorf("%w: %w", ErrBad, err)
+	case err != nil:
 		return b, err
 	}
 	if hex.EncodeToString(sum.Sum(nil)) != b.SHA256 {

@@ -26,6 +26,8 @@ var (
 	ErrStopped = errcode.Unavailable.New("ledger has stopped")
 	// ErrDiskFull: the ledger's disk is nearly full. Nothing was changed.
 	ErrDiskFull = errcode.ResourceExhausted.New("the ledger's disk is nearly full")
+	// ErrDiskHangs: the disk of the ledger does not finish a write, so commands wait.
+	ErrDiskHangs = errcode.Unavailable.New("the ledger's disk hangs")
 )
 
 var (
@@ -82,6 +84,7 @@ var reasons = map[string]error{
 	"closed":          ErrClosed,
 	"stopped":         ErrStopped,
 	"disk-full":       ErrDiskFull,
+	"disk-hangs":      ErrDiskHangs,
 }
 
 // failure is an error as it is sent between agents: its text, and what errors.Is and errors.As need.

@@ -124,7 +124,7 @@ func TestAbstains(t *testing.T) {
 	}
 	a := &abstention{path: t.TempDir() + "/" + abstainsFile}
 	check.NoError(t, a.begin(loss{}))
-	own := &abstainingTransport{&confirmingTransport{transport(), &confirmations{}}, a, make(chan raft.RPC)}
+	own := &abstainingTransport{&confirmingTransport{transport(), &confirmations{}, new(atomic.Bool)}, a, make(chan raft.RPC)}
 	other := transport()
 	go own.run(t.Context())
 	go func() { // raft of both

@@ -3,6 +3,7 @@ package raftnode
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/raft"
 
@@ -76,16 +77,21 @@ func (c *confirmations) majority(servers []raft.Server, self raft.ServerID, term
 	return yes > voters/2
 }
 
-// confirmingTransport counts confirmations, and ends pipelines that were refused (pipeline).
+// confirmingTransport counts confirmations, ends pipelines that were refused (pipeline), and sends nothing as the
+// leader while that is withheld (Node.Resign).
 type confirmingTransport struct {
 	*raft.NetworkTransport
 	confirmations *confirmations
+	withheld      *atomic.Bool
 }
 
 // AppendEntries is raft's heartbeat, too.
 func (t *confirmingTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress,
 	args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) error {
+	if t.withheld.Load() {
+		return errWithheld
+	}
 	return t.confirmations.count(id, args, resp, func() error {
 		return t.NetworkTransport.AppendEntries(id, target, args, resp)
 	})

@@ -23,7 +23,7 @@ import (
 var ErrDamaged = errors.New("the raft log is damaged")
 
 // openLog opens the log. A damaged log is set aside if other servers have the entries too.
-func (n *Node) openLog(dir string) error {
+func (n *Node) openLog(dir string, snapshots *snapshots) error {
 	open := func() (err error) {
 		n.log, err = wal.Open(dir, wal.WithSegmentSize(segmentSize), wal.WithLogger(quieter(n.logger.Named("wal"), n.cfg)))
 		return err
@@ -34,10 +34,19 @@ func (n *Node) openLog(dir string) error {
 	damage := checkLog(dir)
 	if damage == nil {
 		err := open()
-		if !errors.Is(err, wal.ErrCorrupt) {
+		if err != nil && !errors.Is(err, wal.ErrCorrupt) {
 			return err
 		}
-		damage = fmt.Errorf("%w: %s: %w", ErrDamaged, dir, err)
+		if err == nil {
+			missing, err := n.gap(snapshots)
+			if err != nil || missing == 0 {
+				return err
+			}
+			damage = fmt.Errorf("%w: no snapshot has the entries up to index %d", ErrDamaged, missing)
+			damage = errors.Join(damage, n.log.Close())
+		} else {
+			damage = fmt.Errorf("%w: %s: %w", ErrDamaged, dir, err)
+		}
 	}
 	if !errors.Is(damage, ErrDamaged) {
 		return damage
@@ -188,7 +197,8 @@ func damagedAt(data []byte) (at int, ok bool) {
 // then steps down; other servers are told to try again.
 type boundedLog struct {
 	*wal.WAL
-	room func() error // nil: always enough
+	room   func() error // nil: always enough
+	writes *writes
 }
 
 // StoreLog appends an entry (raft.LogStore).
@@ -199,7 +209,7 @@ func (l boundedLog) StoreLogs(entries []*raft.Log) error {
 	if err := l.checkRoom(); err != nil {
 		return err
 	}
-	return l.WAL.StoreLogs(entries)
+	return l.writes.measure(func() error { return l.WAL.StoreLogs(entries) })
 }
 
 // DeleteRange deletes entries (raft.LogStore). Entries at the end are deleted to be replaced by others, and raft

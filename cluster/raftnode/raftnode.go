@@ -3,7 +3,7 @@
 package raftnode
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +51,8 @@ type Config struct {
 	Report func() Report
 	// Room returns why the log must not grow now; nil: it always may.
 	Room func() error
+	// Late is called, in a goroutine of its own, when the log's disk hangs (Node.Late); nil: nobody is interested.
+	Late func()
 	FSM  raft.BatchingFSM
 	// Applied is the index that the FSM has on its own, and SnapshotIndex reads that index from a snapshot: a
 	// snapshot is restored at the start only if it is ahead.
@@ -120,6 +122,8 @@ type Node struct {
 	leaving    atomic.Bool
 	// confirmations are the answers of the other servers to this one as the leader.
 	confirmations *confirmations
+	writes        *writes
+	withheld      atomic.Bool // see Resign
 
 	opened   chan struct{} // closed when raft runs
 	stop     context.CancelFunc
@@ -138,7 +142,11 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := os.MkdirAll(walDir, 0o700); err != nil {
 		return nil, fmt.Errorf("open raft: %w", err)
 	}
+	if cfg.Late == nil {
+		cfg.Late = func() {}
+	}
 	n = &Node{cfg: cfg, logger: logger, opened: make(chan struct{}), confirmations: &confirmations{}}
+	n.writes = newWrites(cmp.Or(cfg.ElectionTimeout, DefaultElectionTimeout), cfg.Late)
 	ctx, stop := context.WithCancel(context.Background())
 	n.stop = stop
 	defer func() {
@@ -152,17 +160,21 @@ func Open(cfg Config) (n *Node, err error) {
 	if n.abstention, err = readAbstention(cfg.Dir); err != nil {
 		return n, err
 	}
-	if err := n.openLog(walDir); err != nil {
-		return n, fmt.Errorf("log: %w", err)
-	}
-	snapshots, err := raft.NewFileSnapshotStoreWithLogger(cfg.Dir, snapshotsKept, quieter(logger.Named("snapshots"), cfg))
+	files, err := raft.NewFileSnapshotStoreWithLogger(cfg.Dir, snapshotsKept, quieter(logger.Named("snapshots"), cfg))
 	if err != nil {
 		return n, fmt.Errorf("snapshots: %w", err)
+	}
+	snapshots := &snapshots{files, make(chan struct{}, 1)}
+	if err := n.openLog(walDir, snapshots); err != nil {
+		return n, fmt.Errorf("log: %w", err)
 	}
 	leadership := make(chan bool, 8)
 	n.Leadership = leadership
 	conf := config(cfg, logger, leadership)
-	snapshot, err := snapshotIndex(cfg, snapshots)
+	if err := n.replaceSnapshot(snapshots); err != nil {
+		return n, err
+	}
+	snapshot, err := n.snapshotIndex(snapshots)
 	if err != nil {
 		return n, err
 	}
@@ -174,7 +186,7 @@ func Open(cfg Config) (n *Node, err error) {
 	if err == nil && applied { // the operator vouches that no server has more
 		err = n.abstention.end()
 		if err == nil {
-			snapshot, err = snapshotIndex(cfg, snapshots) // recovery takes one
+			snapshot, err = n.snapshotIndex(snapshots) // recovery takes one
 		}
 	}
 	if err != nil {
@@ -187,7 +199,7 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := raiseTerm(cfg.Dir, n.log); err != nil {
 		return n, err
 	}
-	entries, err := raft.NewLogCache(cachedEntries, boundedLog{n.log, cfg.Room})
+	entries, err := raft.NewLogCache(cachedEntries, boundedLog{n.log, cfg.Room, n.writes})
 	if err != nil {
 		return n, err
 	}
@@ -195,6 +207,7 @@ func Open(cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	close(n.opened)
+	n.running.Go(func() { n.renewSnapshot(ctx, snapshots) })
 	if err := n.startAlone(); err != nil {
 		return n, err
 	}
@@ -216,7 +229,7 @@ func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	n.network = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: connections, Timeout: callTimeout, Logger: log, MsgpackUseNewTimeFormat: true,
 	})
-	confirming := &confirmingTransport{n.network, n.confirmations}
+	confirming := &confirmingTransport{n.network, n.confirmations, &n.withheld}
 	n.transport = confirming
 	if n.abstention.active() {
 		t := &abstainingTransport{confirming, n.abstention, make(chan raft.RPC)}
@@ -230,10 +243,7 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	conf.LocalID = raft.ServerID(cfg.ID)
 	conf.Logger = quieter(logger, cfg)
 	conf.NotifyCh = leadership
-	timeout := cfg.ElectionTimeout
-	if timeout == 0 {
-		timeout = DefaultElectionTimeout
-	}
+	timeout := cmp.Or(cfg.ElectionTimeout, DefaultElectionTimeout)
 	if cfg.Streams == nil {
 		// A leader wakes up at the end of each lease, here for nothing. A server whose log could not be written leads
 		// again after one to two timeouts.
@@ -248,27 +258,6 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	conf.TrailingLogs = trailingLogs
 	conf.NoLegacyTelemetry = true
 	return conf
-}
-
-// snapshotIndex returns the index that the newest snapshot brings the FSM to; 0: there is none. Raft itself
-// continues after its snapshot, so the FSM would miss entries that are only in the snapshot.
-func snapshotIndex(cfg Config, snapshots raft.SnapshotStore) (uint64, error) {
-	list, err := snapshots.List()
-	if err != nil {
-		return 0, fmt.Errorf("list snapshots: %w", err)
-	}
-	if len(list) == 0 {
-		return 0, nil
-	}
-	_, r, err := snapshots.Open(list[0].ID)
-	if err != nil {
-		return 0, fmt.Errorf("open snapshot %s: %w", list[0].ID, err)
-	}
-	index, err := cfg.SnapshotIndex(bufio.NewReader(r))
-	if err := errors.Join(err, r.Close()); err != nil {
-		return 0, fmt.Errorf("read snapshot %s: %w", list[0].ID, err)
-	}
-	return index, nil
 }
 
 // bootstrap makes this node a cluster of one, once: never if there is raft state. A server that can reach others

@@ -45,6 +45,8 @@ type Status struct {
 	LastTerm  uint64 `json:"last_term"`  // of the log's last entry
 	// LastContact is the time since it heard from a leader; negative: never.
 	LastContact time.Duration `json:"last_contact"`
+	// WriteTime is how long its disk takes to write the log; 0: nothing was written lately.
+	WriteTime time.Duration `json:"write_time,omitempty"`
 	// Report describes the ledger.
 	Report Report `json:"report"`
 }
@@ -89,6 +91,7 @@ func (n *Node) Status() Status {
 	s := Status{
 		ID: n.cfg.ID, Formed: n.formed(), PromisedTo: n.forming.promised().To, Leads: n.State() == raft.Leader,
 		Leaving: n.leaving.Load(), Term: n.CurrentTerm(), LastIndex: n.LastIndex(), LastContact: n.SinceContact(),
+		WriteTime: n.writeTime(),
 	}
 	if term, err := strconv.ParseUint(n.Stats()["last_log_term"], 10, 64); err == nil {
 		s.LastTerm = term

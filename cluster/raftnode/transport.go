@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -307,6 +308,7 @@ func (c *trackedConn) Close() error {
 // no entries, and the server could not shut down.
 type pipeline struct {
 	raft.AppendPipeline
+	withheld *atomic.Bool
 	answered chan raft.AppendFuture
 	closed   chan struct{}
 	once     sync.Once
@@ -320,9 +322,21 @@ func (t *confirmingTransport) AppendEntriesPipeline(id raft.ServerID,
 	if err != nil {
 		return nil, err
 	}
-	p := &pipeline{AppendPipeline: under, answered: make(chan raft.AppendFuture), closed: make(chan struct{})}
+	p := &pipeline{
+		AppendPipeline: under, withheld: t.withheld, answered: make(chan raft.AppendFuture), closed: make(chan struct{}),
+	}
 	go p.pass()
 	return p, nil
+}
+
+// AppendEntries sends entries, unless that is withheld.
+func (p *pipeline) AppendEntries(args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture,
+	error,
+) {
+	if p.withheld.Load() {
+		return nil, errWithheld
+	}
+	return p.AppendPipeline.AppendEntries(args, resp)
 }
 
 // Consumer returns the answers.

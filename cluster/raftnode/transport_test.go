@@ -1,6 +1,7 @@
 package raftnode
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,7 +21,7 @@ func TestARefusedPipelineEnds(t *testing.T) {
 		t.Cleanup(func() { n.Close() })
 		return n
 	}
-	other, own := transport(), &confirmingTransport{transport(), &confirmations{}}
+	other, own := transport(), &confirmingTransport{transport(), &confirmations{}, new(atomic.Bool)}
 	over := make(chan struct{})
 	defer close(over)
 	go func() {

@@ -23,11 +23,14 @@ type Outcome struct {
 	Err    error
 }
 
-// A transaction ends when it holds this much; the rest of the batch goes into the next one. This and the biggest
-// command (command.MaxSize, command.MaxItems) together stay below the limit of Badger: 15% of a memtable.
+// A transaction ends when it holds batchBytes or batchWrites; the rest of the batch goes into the next one. A command
+// that writes more than commandBytes or commandWrites is refused. Together they stay below the limits of Badger: 15% of
+// a memtable, and a write for each 96 bytes of that. Beyond these, every server would stop at the command.
 const (
-	batchBytes  = 128 << 10
-	batchWrites = 2048
+	batchBytes    = 128 << 10
+	batchWrites   = 2048
+	commandBytes  = 480 << 10
+	commandWrites = 4096
 )
 
 // Apply applies entries in order, in as few transactions as possible. The error is a fault of the store: entries
@@ -75,7 +78,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	for n < len(entries) && tx.bytes < batchBytes && tx.writes < batchWrites {
 		if e := entries[n]; e.Index > applied {
 			tx.index, tx.term = e.Index, e.Term
-			result, err := tx.apply(e.Command)
+			result, err := tx.applyWhole(e.Command)
 			if isFault(err) {
 				return n, err
 			}
@@ -99,6 +102,20 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	s.changes.note(tx.topics, applied)
 	s.watchers.publish(tx.topics)
 	return n, nil
+}
+
+// applyWhole applies a command, or nothing of it if it writes too much for one transaction.
+func (tx *writeTx) applyWhole(c command.Command) (any, error) {
+	bytes, writes, pruned := tx.bytes, tx.writes, *tx.pruned
+	tx.over.begin()
+	result, err := tx.apply(c)
+	if tx.bytes-bytes > commandBytes || tx.writes-writes > commandWrites {
+		result, err = nil, fmt.Errorf("%w: it writes %d bytes and %d keys, at most %d and %d are possible at once",
+			command.ErrTooLarge, tx.bytes-bytes, tx.writes-writes, commandBytes, commandWrites)
+		tx.over.rollback()
+		tx.bytes, tx.writes, *tx.pruned = bytes, writes, pruned
+	}
+	return result, err
 }
 
 // decide applies a command without regard to its key.

@@ -25,7 +25,7 @@ import (
 //	key-check a checksum of the key with which the ledger is encrypted;
 //	          without it the ledger is plain
 //	lock      locked (flock) by the process that has it open
-//	ballast   space that is freed for closing
+//	ballast-* space and inodes that are freed for closing
 //
 // Badger does not sync its writes. They survive the end of the process, since
 // they are in the kernel's pages, but not that of the kernel; and then not
@@ -37,7 +37,7 @@ const (
 	currentFile = "current"
 	openFile    = "open"
 	lockFile    = "lock"
-	ballastFile = "ballast"
+	ballastFile = "ballast-%d"
 )
 
 // layout is the version of what is in Badger's files: the keys, the index keys and the records. Raft has all of it, so
@@ -49,6 +49,9 @@ const closedMark = layout + " closed"
 
 // ballastSize is more than what closing writes: both memtables and a table's index, in bytes.
 const ballastSize = 16 << 20
+
+// ballastFiles is the number of files of ballast, the first of which has all the space: more than closing makes.
+const ballastFiles = 8
 
 // bootIDPath is replaced by tests.
 var bootIDPath = "/proc/sys/kernel/random/boot_id"
@@ -70,21 +73,29 @@ func lockDir(dir string) (*os.File, error) {
 // SIGBUS, since it writes through maps of sparse files. Nothing is reserved on a filesystem that cannot allocate,
 // or that is full.
 func takeBallast(dir string) error {
-	f, err := os.OpenFile(filepath.Join(dir, ballastFile), os.O_CREATE|os.O_WRONLY|syscall.O_CLOEXEC, 0o600)
-	if err != nil {
-		return err
+	for i := range int64(ballastFiles) {
+		path := filepath.Join(dir, fmt.Sprintf(ballastFile, i))
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|syscall.O_CLOEXEC, 0o600)
+		if errors.Is(err, syscall.ENOSPC) {
+			return nil
+		}
+		if err == nil && i == 0 {
+			err = syscall.Fallocate(int(f.Fd()), 0, 0, ballastSize)
+			if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSPC) {
+				err = nil
+			}
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
 	}
-	err = syscall.Fallocate(int(f.Fd()), 0, 0, ballastSize)
-	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSPC) {
-		err = nil
-	}
-	return errors.Join(err, f.Close())
+	return nil
 }
 
 func dropBallast(dir string) error {
-	err := os.Remove(filepath.Join(dir, ballastFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	files, err := filepath.Glob(filepath.Join(dir, "ballast*"))
+	for _, path := range files {
+		err = errors.Join(err, os.Remove(path))
 	}
 	return err
 }

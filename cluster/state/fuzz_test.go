@@ -3,6 +3,8 @@ package state
 import (
 	"bytes"
 	"testing"
+
+	"github.com/pannier/pannier/cluster/backup"
 )
 
 // FuzzReadSnapshot reads arbitrary data as a snapshot. It may be refused, but must not cause a panic, and an
@@ -10,14 +12,15 @@ import (
 func FuzzReadSnapshot(f *testing.F) {
 	good := snapshot(f, filled(f))
 	f.Add(good)
-	f.Add(good[:headerSize])
-	f.Add([]byte(snapshotMagic))
+	head := len(backup.SnapshotHead(0))
+	f.Add(good[:head])
+	f.Add(good[:head-9])
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, err := readSnapshot(bytes.NewReader(data), func(kind byte, value []byte) error {
+		_, err := backup.Records(bytes.NewReader(data), func(kind byte, value []byte) error {
 			_, _, err := keysOf(kind, value)
 			return err
 		})
-		if err == nil && !bytes.HasPrefix(data, good[:len(snapshotMagic)]) {
+		if err == nil && !bytes.HasPrefix(data, good[:head-9]) {
 			t.Fatalf("accepted as a snapshot: %q", data)
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/internal/atomicfile"
@@ -58,7 +59,7 @@ func (s *Store) Restore(r io.Reader) error {
 func (g *generation) load(r io.Reader) (index uint64, err error) {
 	batch := g.db.NewWriteBatch()
 	defer batch.Cancel()
-	index, err = readSnapshot(r, func(kind byte, value []byte) error {
+	index, err = backup.Records(r, func(kind byte, value []byte) error {
 		key, indexKeys, err := keysOf(kind, value)
 		if err != nil {
 			return err
@@ -87,16 +88,8 @@ type pair struct {
 	value []byte
 }
 
-// keysOf decodes a record of a snapshot, and returns its key, and its index keys with their values. The error is
-// ErrBadSnapshot.
+// keysOf decodes a record of a snapshot, and returns its key, and its index keys with their values.
 func keysOf(kind byte, value []byte) (key string, index []pair, err error) {
-	if key, index, err = readKeys(kind, value); err != nil {
-		return "", nil, fmt.Errorf("%w: a record of the kind %q: %w", ErrBadSnapshot, kind, err)
-	}
-	return key, index, nil
-}
-
-func readKeys(kind byte, value []byte) (key string, index []pair, err error) {
 	switch kind {
 	case volumes[0]:
 		v, err := decode[claim.Volume](value)
@@ -166,7 +159,7 @@ func readKeys(kind byte, value []byte) (key string, index []pair, err error) {
 		k, err := decode[kept](value)
 		return keptKey(k.Key), withoutValues(keptIndexKeys(&k)), err
 	default:
-		return "", nil, errors.New("this program does not know it (written by a newer version)")
+		return "", nil, fmt.Errorf("there are no keys for records of the kind %q", kind)
 	}
 }
 

@@ -2,7 +2,6 @@ package state
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
@@ -20,11 +20,12 @@ import (
 
 // framed returns a snapshot with the given records.
 func framed(index uint64, values ...[]byte) []byte {
-	data := binary.BigEndian.AppendUint64(append([]byte(snapshotMagic), snapshotVersion), index)
+	var out bytes.Buffer
+	out.Write(backup.SnapshotHead(index))
 	for _, v := range values {
-		data = append(binary.AppendUvarint(append(data, volumes[0]), uint64(len(v))), v...)
+		_ = backup.WriteRecord(&out, volumes[0], v) // never fails
 	}
-	return append(data, frameEnd)
+	return append(out.Bytes(), backup.SnapshotEnd)
 }
 
 func encoded[T any](t testing.TB, v T) []byte {
@@ -107,8 +108,11 @@ func onlyGeneration(t *testing.T, dir string, number int) {
 // TestRestoreRefusesOthers restores a snapshot that is whole but that no ledger would write.
 func TestRestoreRefusesOthers(t *testing.T) {
 	a := encoded(t, volume("a", claim.SingleNodeWriter))
+	long := volume(strings.Repeat("l", 65_500), claim.SingleNodeWriter)
+	big := volume("big", claim.SingleNodeWriter)
+	big.Parameters = map[string]string{"big": strings.Repeat("x", 700<<10)}
 	next := framed(9, a)
-	next[len(snapshotMagic)]++
+	next[len(backup.SnapshotHead(0))-9]++
 	l := filled(t)
 	before := l.records()
 	for name, row := range map[string]struct {
@@ -116,11 +120,15 @@ func TestRestoreRefusesOthers(t *testing.T) {
 		says string
 	}{
 		"no record":        {framed(9, a, []byte("{")), `a record of the kind 'v'`},
+		"a long key":       {framed(9, a, encoded(t, long)), "is longer than 128 characters"},
+		"a key with parts": {framed(9, a, encoded(t, volume("a/b", claim.SingleNodeWriter))), `the character '/'`},
+		"a big record":     {framed(9, a, encoded(t, big)), "a record of 71"},
+		"the last index":   {framed(1<<64-1, a), "its index is 18446744073709551615"},
 		"the next version": {next, "version 2, this program knows 1"},
 	} {
 		_, copied := Reindex(io.Discard, bytes.NewReader(row.data), 10)
 		for what, err := range map[string]error{"restored": l.Restore(bytes.NewReader(row.data)), "copied": copied} {
-			if !errors.Is(err, ErrBadSnapshot) || !strings.Contains(err.Error(), row.says) {
+			if !errors.Is(err, backup.ErrBadSnapshot) || !strings.Contains(err.Error(), row.says) {
 				t.Errorf("%s, %s: %v", name, what, err)
 			}
 		}

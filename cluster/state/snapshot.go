@@ -2,32 +2,18 @@ package state
 
 import (
 	"bufio"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/dgraph-io/badger/v4"
 
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/codec"
 )
 
-// A snapshot is a header (magic, version, index of the last applied entry), the records in frames, and an end frame. It
-// has only the records themselves: index keys are rebuilt, so they may change between versions. A frame is the first
-// byte of the prefix, the length (uvarint) and the record. Its checksum is with the file: raft's in its store, a
-// backup's in its header.
-const (
-	snapshotMagic   = "PANNIER-LEDGER\n"
-	snapshotVersion = 1
-	headerSize      = len(snapshotMagic) + 1 + 8
-	frameEnd        = 0
-	// maxRecord bounds the records that are read from a snapshot: bigger ones are never written.
-	maxRecord = 4 << 20
-)
-
-// recordPrefixes are the prefixes of the records; the first byte of each is the kind of its frames.
+// recordPrefixes are the prefixes of the records; the first byte of each is the kind of its frames (backup.Records).
 var recordPrefixes = []string{
 	volumes, claims, workloads, nodes, drivers, identity, tokens, signingKey,
 	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, autopilot, secretsKeys, snapshots, keptResults, keyRotation,
@@ -69,76 +55,21 @@ func (s *Snapshot) Write(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	header := append([]byte(snapshotMagic), snapshotVersion)
-	if _, err := out.Write(binary.BigEndian.AppendUint64(header, index)); err != nil {
+	if _, err := out.Write(backup.SnapshotHead(index)); err != nil {
 		return fmt.Errorf("write a snapshot of the ledger: %w", err)
 	}
 	for _, prefix := range recordPrefixes {
 		err := tx.scan(span{base: prefix}, true, func(_ string, value []byte) error {
-			head := binary.AppendUvarint([]byte{prefix[0]}, uint64(len(value)))
-			_, err := out.Write(append(head, value...))
-			return err
+			return backup.WriteRecord(out, prefix[0], value)
 		})
 		if err != nil {
 			return fmt.Errorf("write a snapshot of the ledger: %w", err)
 		}
 	}
-	if err := errors.Join(out.WriteByte(frameEnd), out.Flush()); err != nil {
+	if err := errors.Join(out.WriteByte(backup.SnapshotEnd), out.Flush()); err != nil {
 		return fmt.Errorf("write a snapshot of the ledger: %w", err)
 	}
 	return nil
-}
-
-// ErrBadSnapshot says that the bytes are not a snapshot, or a damaged one.
-var ErrBadSnapshot = errors.New("bad snapshot of the ledger")
-
-// SnapshotIndex reads the index of the last entry in a snapshot.
-func SnapshotIndex(r io.Reader) (uint64, error) {
-	header := make([]byte, headerSize)
-	if _, err := io.ReadFull(r, header); err != nil {
-		return 0, fmt.Errorf("%w: header: %w", ErrBadSnapshot, err)
-	}
-	if string(header[:len(snapshotMagic)]) != snapshotMagic {
-		return 0, fmt.Errorf("%w: it does not begin as one", ErrBadSnapshot)
-	}
-	if v := header[len(snapshotMagic)]; v != snapshotVersion {
-		return 0, fmt.Errorf("%w: version %d, this program knows %d", ErrBadSnapshot, v, snapshotVersion)
-	}
-	return binary.BigEndian.Uint64(header[len(snapshotMagic)+1:]), nil
-}
-
-// readSnapshot verifies a snapshot while it passes its records on, and returns its index. A record is valid during
-// the call only.
-func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint64, error) {
-	in := bufio.NewReaderSize(r, 64<<10)
-	index, err := SnapshotIndex(in)
-	if err != nil {
-		return 0, err
-	}
-	var value []byte
-	for {
-		kind, err := in.ReadByte()
-		if err != nil {
-			return 0, fmt.Errorf("%w: cut off: %w", ErrBadSnapshot, err)
-		}
-		if kind == frameEnd {
-			return index, nil
-		}
-		size, err := binary.ReadUvarint(in)
-		if err != nil {
-			return 0, fmt.Errorf("%w: cut off: %w", ErrBadSnapshot, err)
-		}
-		if size > maxRecord {
-			return 0, fmt.Errorf("%w: a record of %d bytes", ErrBadSnapshot, size)
-		}
-		value = slices.Grow(value[:0], int(size))[:size]
-		if _, err := io.ReadFull(in, value); err != nil {
-			return 0, fmt.Errorf("%w: cut off: %w", ErrBadSnapshot, err)
-		}
-		if err := record(kind, value); err != nil {
-			return 0, err
-		}
-	}
 }
 
 // Reindex copies a snapshot and gives it another index, so that it is newer than any ledger that it replaces. Every
@@ -146,17 +77,13 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 // may have ended since. Marks are left out: the acts have ended since, and who repeats one might delete a volume that
 // is in use by now.
 // Everything is verified: the copy can be restored. It returns the index that the snapshot had. The error is
-// ErrBadSnapshot if it is not a snapshot.
+// backup.ErrBadSnapshot if it is not a snapshot.
 func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) {
 	out := bufio.NewWriterSize(w, 64<<10)
-	header := append([]byte(snapshotMagic), snapshotVersion)
-	if _, err := out.Write(binary.BigEndian.AppendUint64(header, index)); err != nil {
+	if _, err := out.Write(backup.SnapshotHead(index)); err != nil {
 		return 0, fmt.Errorf("copy a snapshot of the ledger: %w", err)
 	}
-	before, err = readSnapshot(r, func(kind byte, value []byte) (err error) {
-		if _, _, err = keysOf(kind, value); err != nil {
-			return err
-		}
+	before, err = backup.Records(r, func(kind byte, value []byte) (err error) {
 		switch kind {
 		case restoring[0]:
 			return nil
@@ -168,11 +95,10 @@ func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) 
 		if err != nil {
 			return err
 		}
-		_, err = out.Write(append(binary.AppendUvarint([]byte{kind}, uint64(len(value))), value...))
-		return err
+		return backup.WriteRecord(out, kind, value)
 	})
 	if err == nil {
-		err = errors.Join(out.WriteByte(frameEnd), out.Flush())
+		err = errors.Join(out.WriteByte(backup.SnapshotEnd), out.Flush())
 	}
 	if err != nil {
 		return 0, fmt.Errorf("copy a snapshot of the ledger: %w", err)

@@ -14,6 +14,7 @@ import (
 	"github.com/dgraph-io/badger/v4/options"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster/badgerfiles"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/compaction"
 )
@@ -113,12 +114,12 @@ func (s *Store) openCurrent() (*generation, error) {
 	}
 	g, err := s.openGeneration(number)
 	s.number = number
-	var damage *damageError
+	var damage *badgerfiles.Damage
 	if !errors.As(err, &damage) {
 		return g, err
 	}
-	s.log.Error("a file of the ledger is damaged: the ledger is rebuilt from the raft log", "file", damage.file,
-		"error", damage.err)
+	s.log.Error("a file of the ledger is damaged: the ledger is rebuilt from the raft log", "file", damage.File,
+		"error", damage.Err)
 	if err := forget(s.dir); err != nil {
 		return nil, err
 	}
@@ -126,23 +127,18 @@ func (s *Store) openCurrent() (*generation, error) {
 	return s.openGeneration(0)
 }
 
-func (s *Store) openGeneration(number int) (g *generation, err error) {
+func (s *Store) openGeneration(number int) (*generation, error) {
 	dir := filepath.Join(s.dir, generationName(number))
-	options := compaction.Options(badgerOptions(dir, s.key, s.log))
-	defer func() {
-		if r := recover(); r != nil {
-			err = damaged(dir, "%v", r)
-		}
-	}()
-	if err := checkFiles(dir, options); err != nil {
+	// Raft brings an older ledger up to date, but not one whose middle is lost.
+	if err := badgerfiles.CheckMemtables(dir); err != nil {
 		return nil, err
 	}
-	db, err := badger.Open(options)
+	db, err := badgerfiles.Open(compaction.Options(badgerOptions(dir, s.key, s.log)))
 	if err == nil {
 		return &generation{db: db, compactor: compaction.Follow(db, s.log), dir: dir}, nil
 	}
-	if !isSystems(err) {
-		return nil, damaged(dir, "%w", err)
+	if errors.As(err, new(*badgerfiles.Damage)) {
+		return nil, err
 	}
 	return nil, fmt.Errorf("open %s: %w (the raft log beside it has everything in it: "+
 		"it may be removed while the host is down)", dir, err)

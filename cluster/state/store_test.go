@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/cluster/backup"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
@@ -147,7 +148,7 @@ func TestRestoreReplacesAll(t *testing.T) {
 
 	// A part of a snapshot changes nothing.
 	for i := 0; i < len(data); i += 1 + len(data)/25 {
-		if err := l.Restore(bytes.NewReader(data[:i])); !errors.Is(err, ErrBadSnapshot) {
+		if err := l.Restore(bytes.NewReader(data[:i])); !errors.Is(err, backup.ErrBadSnapshot) {
 			t.Fatalf("cut off at %d of %d: %v", i, len(data), err)
 		}
 	}

@@ -253,19 +253,22 @@ func newWriteTx(db *badger.DB) *writeTx {
 	}
 }
 
+// writeBytes is what Badger adds to the size of each key and value.
+const writeBytes = 12
+
 func (tx *writeTx) put(key string, value []byte) {
 	if value == nil {
 		value = []byte{}
 	}
 	tx.over.set(key, value)
 	tx.writes++
-	tx.bytes += len(key) + len(value)
+	tx.bytes += len(key) + len(value) + writeBytes
 }
 
 func (tx *writeTx) delete(key string) {
 	tx.over.set(key, nil)
 	tx.writes++
-	tx.bytes += len(key)
+	tx.bytes += len(key) + writeBytes
 }
 
 func (tx *writeTx) commit() error {
@@ -321,6 +324,17 @@ func (tx *writeTx) touch(topics ...Topic) {
 type pending struct {
 	values map[string][]byte // nil: deleted
 	keys   []string          // of values, sorted
+	undo   []func()          // takes back what was set since begin, last first
+}
+
+// begin begins a part of the transaction that rollback takes back.
+func (p *pending) begin() { p.undo = p.undo[:0] }
+
+func (p *pending) rollback() {
+	for _, undo := range slices.Backward(p.undo) {
+		undo()
+	}
+	p.undo = nil
 }
 
 // set records a value, or with nil that the key is deleted.
@@ -328,11 +342,18 @@ func (p *pending) set(key string, value []byte) {
 	if p.values == nil {
 		p.values = map[string][]byte{}
 	}
-	if _, known := p.values[key]; !known {
+	before, known := p.values[key]
+	if !known {
 		at := sort.SearchStrings(p.keys, key)
 		p.keys = slices.Insert(p.keys, at, key)
 	}
 	p.values[key] = value
+	p.undo = append(p.undo, func() {
+		if p.values[key] = before; !known {
+			delete(p.values, key)
+			p.keys = slices.DeleteFunc(p.keys, func(k string) bool { return k == key })
+		}
+	})
 }
 
 // from returns the keys with the prefix, beginning with start.

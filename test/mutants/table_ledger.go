@@ -11,6 +11,41 @@ const (
 // ledger are planted bugs of the rules of claims, of their replication, and of who may change them.
 var ledger = []mutant{
 	{
+		name: "records-not-validated", promise: "a snapshot with a record that no ledger has is refused before raft stores it",
+		in: "cluster/backup", decl: "Records",
+		old: "		if err := validate(kind, value); err != nil {",
+		new: "		if err := validate(kind, value); err != nil && kind != 'v' {",
+		pkg: "./cluster/state", run: "^TestRestoreRefusesOthers$",
+	},
+	{
+		name: "command-too-big-for-a-transaction", promise: "no command stops the ledger of every server by its size",
+		in: "cluster/state", decl: "writeTx.applyWhole",
+		old: "tx.bytes-bytes > commandBytes",
+		new: "tx.bytes-bytes > 2*commandBytes",
+		pkg: "./cluster/state", run: "^TestCommandThatWritesTooMuch$",
+	},
+	{
+		name: "hung-leader-stays", promise: "a leader whose disk hangs lets another server lead",
+		in: "cluster/raftnode", decl: "Node.Resign",
+		old: "	n.withheld.Store(true)\n",
+		new: "",
+		pkg: "./test/suite/faults", run: "^TestLeaderWhoseDiskHangs$",
+	},
+	{
+		name: "lost-snapshot-unnoticed", promise: "a server joins though the leader has lost its snapshots",
+		in: "cluster/raftnode", decl: "snapshots.List",
+		old: "err != nil || len(all) == 0",
+		new: "err != nil",
+		pkg: "./cluster", run: "^TestLeaderWithoutSnapshots$/^deleted$",
+	},
+	{
+		name: "inodes-not-counted", promise: "a disk without inodes counts as a full one",
+		in: "internal/diskspace", decl: "Lack",
+		old: "s.Files > 0 && s.Ffree < inodes",
+		new: "s.Files > 0 && s.Ffree < inodes && bytes == 0",
+		pkg: "./test/suite/faults", run: "^TestNoInodes$",
+	},
+	{
 		name: "second-writer-admitted", promise: "claims that an access mode does not allow together never exist together",
 		in: "cluster/claim", decl: "rule.forbids",
 		old: "return held.Mode != Read\n",

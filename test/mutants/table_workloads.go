@@ -417,6 +417,13 @@ var workloads = []mutant{
 		pkg: workloadPkg, run: "^TestFilesInTheWayOfAStart$",
 	},
 	{
+		name: "older-journal-accepted", promise: "a journal that lost its last records is not mistaken for the whole one",
+		in: "host/internal/workload/journal", decl: "Journal.openMark",
+		old: "	case string(before) > markOf(j.version):",
+		new: "	case string(before) > markOf(j.version) && j.version > 0 && stored == nil:",
+		pkg: "./host/internal/workload/journal", run: "^TestOlderJournal$|^TestDamagedFiles$",
+	},
+	{
 		name: "unknown-workload-kept", promise: "a lost journal loses no claim: what the ledger has for the node is released",
 		in: "host/internal/workload", decl: "Reconciler.endUnknown",
 		old: "		if r.known.owns(w.Ref) {\n			continue\n",

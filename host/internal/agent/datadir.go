@@ -40,6 +40,11 @@ func (a *agent) openDataDir(ctx context.Context) error {
 	if err := trusted.Dir(dir); err != nil {
 		return fmt.Errorf("data_dir: %w", err)
 	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err == nil && fs.Flags&unix.ST_NOEXEC != 0 {
+		return fmt.Errorf("data_dir %s is on a mount with the option noexec, and plugins and drivers run from their copies "+
+			"in it: mount it with exec, or set another data_dir", dir)
+	}
 	lock := a.sockets.Inherited(config.LockFile)
 	if lock == nil {
 		if lock, err = lockDir(ctx, dir); err != nil {

@@ -139,6 +139,8 @@ func ledgerHealth(s cluster.Stats) []string {
 	switch {
 	case s.Err != nil:
 		return []string{fmt.Sprintf("the ledger takes no command: %v", s.Err)}
+	case s.Stalled != nil:
+		return []string{s.Stalled.Error()}
 	case !s.Leader && s.LeaderName == "":
 		return []string{"the ledger has no leader (see: pannier server members)"}
 	default:

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -70,4 +71,28 @@ func (d *Disk) Leave(free int64) {
 func (d *Disk) Freeze() (end func()) {
 	d.t.Helper()
 	return powerloss.Freeze(d.t, d.dir)
+}
+
+// LeaveInodes makes files until only that many inodes are free, or removes those that it has made.
+func (d *Disk) LeaveInodes(free uint64) {
+	d.t.Helper()
+	if err := os.RemoveAll(d.filler); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := os.Mkdir(d.filler, 0o700); err != nil {
+		d.t.Fatal(err)
+	}
+	for n := 0; ; n++ {
+		var s unix.Statfs_t
+		if err := unix.Statfs(d.dir, &s); err != nil {
+			d.t.Fatal(err)
+		}
+		if s.Ffree <= free {
+			return
+		}
+		err := os.WriteFile(filepath.Join(d.filler, strconv.Itoa(n)), nil, 0o600)
+		if err != nil && !errors.Is(err, unix.ENOSPC) {
+			d.t.Fatal(err)
+		}
+	}
 }

@@ -100,6 +100,14 @@ consul {
 	for _, w := range []string{"w", "x"} {
 		h.Run("workload", "stop", w)
 	}
+	thaw := disk.Freeze()
+	waits := make(chan testhost.Result, 1)
+	go func() { waits <- h.Try("node", "eligibility", "-enable", h.Name) }()
+	fires("PannierDiskHangs", "not finished a write")
+	thaw()
+	if r := <-waits; r.Code != 0 {
+		t.Error(r.Stderr)
+	}
 	disk.Leave(40 << 20)
 	fires("PannierDataDirectoryFull", "free")
 	disk.Leave(1 << 40)

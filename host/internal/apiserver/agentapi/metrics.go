@@ -90,6 +90,8 @@ func (h *Handler) Collect(ctx context.Context, ch chan<- prometheus.Metric) {
 	gauge("ledger_term", "The ledger's term, which grows with each election.", float64(stats.Term))
 	gauge("ledger_applied_index", "Index of the last log entry in this agent's ledger.", float64(stats.AppliedIndex))
 	gauge("ledger_size_bytes", "Size of this agent's ledger on disk.", float64(h.Ledger.Size()))
+	gauge("ledger_unwritten_seconds", "Age of the oldest log entry that waits for this agent's disk; 0: none does.",
+		stats.Unwritten.Seconds())
 	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
 	defer cancel()
 	if stats.Leader {

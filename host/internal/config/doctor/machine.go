@@ -171,13 +171,19 @@ func (p *Patient) disk(context.Context) []Finding {
 	free, all := s.Bavail*uint64(s.Bsize), s.Blocks*uint64(s.Bsize)
 	say := fmt.Sprintf("%s has %d MiB of %d left", p.dataDir(), free>>20, all>>20)
 	find := "du -xh --max-depth=2 " + p.dataDir()
+	inodes := fmt.Sprintf("%s has %d of %d inodes left", p.dataDir(), s.Ffree, s.Files)
 	switch {
+	case s.Flags&unix.ST_NOEXEC != 0:
+		return one(Fail, p.dataDir()+" is on a mount with the option noexec: plugins and drivers run from their copies in it",
+			"mount -o remount,exec "+p.dataDir()+" # and in /etc/fstab")
 	case free < ledgerWanted:
 		return one(Fail, say+": no claim can be taken", find)
+	case s.Files > 0 && s.Ffree < ledgerWanted>>20:
+		return one(Fail, inodes+": no claim can be taken", find)
 	case free < diskWanted:
 		return one(Warn, say, find)
 	case s.Files > 0 && s.Ffree*100 < s.Files*inodeWanted:
-		return one(Warn, fmt.Sprintf("%s has %d of %d inodes left", p.dataDir(), s.Ffree, s.Files), find)
+		return one(Warn, inodes, find)
 	default:
 		return ok("%s", say)
 	}

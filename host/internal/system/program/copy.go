@@ -12,8 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/internal/diskspace"
 	"github.com/pannier/pannier/internal/trusted"
 )
+
+// inodesLeft are left for the agent's ledger and journal, which are on the same disk.
+const inodesLeft = 16
 
 // Copy copies a program to a temporary file, .copy-*, in dir, and hashes the bytes that it copied, so that the
 // checksum, 64 hex digits, is right even if the file is overwritten meanwhile. The copy may run at once; it is on the
@@ -34,6 +38,13 @@ func Copy(src, dir string) (temp, sha string, err error) {
 	}
 	if !before.Mode().IsRegular() {
 		return "", "", fmt.Errorf("%s is not a regular file", src)
+	}
+	lack, err := diskspace.Lack(dir, uint64(before.Size()), inodesLeft)
+	if err == nil && lack != "" {
+		err = errors.New(lack)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("copy the program: %w", err)
 	}
 	out, err := os.CreateTemp(dir, ".copy-")
 	if err != nil {

@@ -6,5 +6,8 @@
 // driver is called before the workload's claims are in the ledger, which is synced; after a reboot nothing is mounted;
 // and claims that the journal does not know are released. This must hold for every kind of record that is stored here.
 //
+// A journal that is damaged, or that is older than it was in this boot, is set aside at the start: the owners of the
+// records must be able to begin with an empty one.
+//
 // It does not know what it stores: the owner of a kind of record gives it a Bucket.
 package journal

@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -177,5 +179,19 @@ func writeForEver(dir string) {
 			os.Exit(1)
 		}
 		fmt.Println(i)
+	}
+}
+
+// TestOpenTwice: the journal of a running agent is not set aside.
+func TestOpenTwice(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "journal")
+	j := open(t, dir)
+	check.NoError(t, j.Update(func(tx *journal.Tx) error { return numbers.Put(tx, "a", &record{1}) }))
+	_, err := journal.Open(dir, hclog.NewNullLogger())
+	if err == nil || !strings.Contains(err.Error(), "another process has it open") {
+		t.Errorf("opened twice: %v", err)
+	}
+	if _, err := os.Stat(dir + ".damaged"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("set aside: %v", err)
 	}
 }

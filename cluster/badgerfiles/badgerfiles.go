@@ -1,4 +1,7 @@
-package state
+// Package badgerfiles verifies the files of a Badger database before it is opened. Badger silently drops a table whose
+// index is damaged, takes a truncated manifest for complete, and on other faults ends the process from its own
+// goroutines.
+package badgerfiles
 
 import (
 	"bytes"
@@ -10,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/dgraph-io/badger/v4"
@@ -20,23 +24,48 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// damageError says which of Badger's files is damaged.
-type damageError struct {
-	file string
-	err  error
+// Damage says which file is damaged.
+type Damage struct {
+	File string
+	Err  error
 }
 
-func (e *damageError) Error() string { return fmt.Sprintf("%s is damaged: %v", e.file, e.err) }
-func (e *damageError) Unwrap() error { return e.err }
+func (e *Damage) Error() string { return fmt.Sprintf("%s is damaged: %v", e.File, e.Err) }
+func (e *Damage) Unwrap() error { return e.Err }
 
 func damaged(file, format string, args ...any) error {
-	return &damageError{file, fmt.Errorf(format, args...)}
+	return &Damage{file, fmt.Errorf(format, args...)}
 }
 
-// checkFiles verifies all files of a generation before Badger opens them. Badger silently drops a table whose
-// index is damaged, takes a truncated manifest for complete, and on other faults ends the process from its own
-// goroutines. The error is a *damageError, or one of the system.
-func checkFiles(dir string, options badger.Options) (err error) {
+// Open opens the database in a directory after it has verified the files. The error is a *Damage, or one of the system.
+func Open(options badger.Options) (db *badger.DB, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = damaged(options.Dir, "%v", r)
+		}
+	}()
+	if err := check(options.Dir, options); err != nil {
+		return nil, err
+	}
+	db, err = badger.Open(options)
+	if err != nil && !isSystems(err) {
+		return nil, damaged(options.Dir, "%w", err)
+	}
+	return db, err
+}
+
+func check(dir string, options badger.Options) (err error) {
+	lock, err := os.Open(dir) // as Badger locks it
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return fmt.Errorf("lock %s: %w (another process has it open)", dir, err)
+	}
 	path := filepath.Join(dir, badger.ManifestFilename)
 	defer func() {
 		if r := recover(); r != nil {
@@ -215,21 +244,18 @@ func decrypted(data []byte, key *pb.DataKey) ([]byte, error) {
 // follows, padded with zeros.
 const logHeader = 8 + 12
 
-// checkLogs checks the headers of the logs: those of memtables, and the value log, which is empty. It refuses two
-// memtables in use: of a damaged memtable Badger silently keeps what comes before the damage. That is an older
-// ledger, which raft brings up to date, but not if a newer memtable is based on the lost part.
+// checkLogs checks the headers of the logs: those of memtables, and the value log.
 func checkLogs(dir string, registry *badger.KeyRegistry) error {
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
-	memtables := 0
 	for _, file := range files {
 		path, kind := filepath.Join(dir, file.Name()), filepath.Ext(file.Name())
 		if kind != ".mem" && kind != ".vlog" {
 			continue
 		}
-		head, err := readHead(path, logHeader+16)
+		head, err := readHead(path, logHeader)
 		if err != nil {
 			return err
 		}
@@ -239,10 +265,27 @@ func checkLogs(dir string, registry *badger.KeyRegistry) error {
 		if _, err := registry.DataKey(binary.BigEndian.Uint64(head)); err != nil {
 			return damaged(path, "%w", err)
 		}
-		if kind == ".mem" && len(bytes.Trim(head[logHeader:], "\x00")) > 0 {
-			memtables++
+	}
+	return nil
+}
+
+// CheckMemtables refuses two memtables in use: of a damaged memtable Badger silently keeps what comes before the
+// damage. That is an older database, but not if a newer memtable is based on the lost part.
+func CheckMemtables(dir string) error {
+	files, err := filepath.Glob(filepath.Join(dir, "*.mem"))
+	if err != nil {
+		return err
+	}
+	used := 0
+	for _, path := range files {
+		head, err := readHead(path, logHeader+16)
+		if err != nil {
+			return err
 		}
-		if memtables > 1 {
+		if len(head) > logHeader && len(bytes.Trim(head[logHeader:], "\x00")) > 0 {
+			used++
+		}
+		if used > 1 {
 			return damaged(path, "there is a second memtable, and whether both are complete cannot be verified")
 		}
 	}
@@ -260,8 +303,10 @@ func readHead(path string, n int) ([]byte, error) {
 }
 
 // isSystems reports whether an error is the system's and not due to a file's content: a full disk, or a file that
-// may not be read.
+// may not be read. Badger keeps only the text of some.
 func isSystems(err error) bool {
-	var errno syscall.Errno
-	return errors.As(err, &errno)
+	return errors.As(err, new(syscall.Errno)) || slices.ContainsFunc([]syscall.Errno{
+		syscall.EIO, syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EACCES, syscall.EPERM, syscall.EMFILE,
+		syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN,
+	}, func(e syscall.Errno) bool { return strings.Contains(err.Error(), e.Error()) })
 }
