@@ -47,6 +47,10 @@ func (n *Node) stalled() error {
 	if !n.raft.Late() {
 		return nil
 	}
+	if why := n.raft.WriteError(); why != nil {
+		return fmt.Errorf("%w: a write to it has failed for %s: %w (the kernel's log may say why)", command.ErrDiskHangs,
+			n.raft.Unwritten().Round(time.Second), why)
+	}
 	return fmt.Errorf("%w: a write to %s has not ended for %s (the kernel's log may say why)", command.ErrDiskHangs, n.dir,
 		n.raft.Unwritten().Round(time.Second))
 }

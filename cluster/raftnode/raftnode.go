@@ -203,7 +203,7 @@ func Open(cfg Config) (n *Node, err error) {
 	if err != nil {
 		return n, err
 	}
-	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, entries, n.log, snapshots, n.transport); err != nil {
+	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, entries, stable{n.log, n.writes, logger}, snapshots, n.transport); err != nil {
 		return n, err
 	}
 	close(n.opened)
@@ -307,7 +307,9 @@ func (n *Node) Close() error {
 		n.stop()
 		n.running.Wait()
 		if n.Raft != nil {
-			n.closeErr = n.Shutdown().Error()
+			if n.closeErr = n.shutDown(); n.closeErr != nil {
+				return // it may still write
+			}
 		}
 		if n.network != nil {
 			n.network.CloseStreams()

@@ -6,7 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
+	wal "github.com/hashicorp/raft-wal"
 )
 
 // Raft's leader writes its log in the goroutine that also checks its lease, while others send heartbeats. So a leader
@@ -31,6 +33,7 @@ type writes struct {
 	mu           sync.Mutex
 	begun, ended time.Time // begun is zero while nothing is written
 	took         time.Duration
+	failed       error // of a write that is repeated; nil: it has not failed
 }
 
 func newWrites(electionTimeout time.Duration, call func()) *writes {
@@ -50,6 +53,77 @@ func (w *writes) measure(write func() error) error {
 	w.begun, w.ended, w.took = time.Time{}, time.Now(), time.Since(begun)
 	return err
 }
+
+// retryWrite is the pause before a write that failed is repeated.
+const retryWrite = time.Second
+
+// stable keeps raft's term and its vote (raft.StableStore). Raft ends the process if they cannot be written, which a
+// server cannot do without. So a write that fails is repeated for as long as the disk fails: this server neither votes
+// nor leads meanwhile, and the agent goes on with what needs no ledger.
+type stable struct {
+	*wal.WAL
+	writes *writes
+	log    hclog.Logger
+}
+
+// Set writes a value (raft.StableStore).
+func (s stable) Set(key, value []byte) error {
+	return s.repeat(func() error { return s.WAL.Set(key, value) })
+}
+
+// SetUint64 writes a number (raft.StableStore).
+func (s stable) SetUint64(key []byte, value uint64) error {
+	return s.repeat(func() error { return s.WAL.SetUint64(key, value) })
+}
+
+func (s stable) repeat(write func() error) error {
+	return s.writes.measure(func() error {
+		for said := false; ; said = true {
+			err := write()
+			s.writes.fails(err)
+			if err == nil {
+				return nil
+			}
+			if !said {
+				s.log.Error("the ledger's disk fails: this server neither votes nor leads until it can write", "error", err)
+			}
+			time.Sleep(retryWrite)
+		}
+	})
+}
+
+func (w *writes) fails(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failed = err
+}
+
+// WriteError returns why the write that Unwritten is about is repeated; nil: it hangs.
+func (n *Node) WriteError() error {
+	n.writes.mu.Lock()
+	defer n.writes.mu.Unlock()
+	return n.writes.failed
+}
+
+// shutDown ends raft. One whose write hangs or fails does not end before that write, and is left to the end of the
+// process.
+func (n *Node) shutDown() error {
+	ended := make(chan error, 1)
+	go func() { ended <- n.Shutdown().Error() }()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(n.writes.late):
+		}
+		if n.Late() {
+			return errLate
+		}
+	}
+}
+
+// errLate: the disk does not finish a write.
+var errLate = errors.New("a write to the log has not ended")
 
 // Unwritten returns the age of the oldest entry that waits for the disk; 0: none does.
 func (n *Node) Unwritten() time.Duration {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/powerloss"
 )
 
 // processes are stopped and killed: what an agent starts, and what serves its volumes.
@@ -31,11 +32,13 @@ func processes() (all []stall) {
 		stall{name: "the outside driver is killed", begin: func(r *rig) func() {
 			r.driver.Kill()
 			return r.driver.Restart
-		}, sees: "faulty"},
+		}, sees: "faulty is not healthy"},
 		stall{name: "the outside driver drops its connections", begin: func(r *rig) func() {
 			r.driver.DropConnections()
 			return nil
 		}},
+		stall{name: "a FUSE server is stopped", begin: func(r *rig) func() { return r.signal(r.fuseServer(), unix.SIGSTOP) },
+			sees: "does not answer"},
 		stall{name: "every process of the agent is stopped", begin: func(r *rig) func() {
 			var ends []func()
 			for _, name := range []string{"csi-bridge", "docker-volume", "fuse"} {
@@ -67,6 +70,20 @@ func disks() []stall {
 			}
 			return nil
 		}},
+	}
+}
+
+// broken disks do not answer again before they are mounted anew.
+func broken() []stall {
+	return []stall{
+		{name: "every call for the disk fails with EIO", begin: func(r *rig) func() {
+			powerloss.ShutDown(r.t, r.h.Path("data"))
+			return nil
+		}, sees: "input/output error", lasting: true},
+		{name: "the disk becomes read-only", begin: func(r *rig) func() {
+			run(r, "mount", "-o", "remount,abort", r.h.Path("data"))
+			return nil
+		}, sees: "read-only file system", lasting: true},
 	}
 }
 
@@ -218,7 +235,7 @@ func volumeMounts() []stall {
 		{name: "somebody unmounts a volume lazily", begin: func(r *rig) func() {
 			check.NoError(r.t, unix.Unmount(r.target("faulty", "w"), unix.MNT_DETACH))
 			return again(r, "w")
-		}, sees: "volume"},
+		}},
 		{name: "somebody covers a volume", begin: func(r *rig) func() {
 			run(r, "mount", "-t", "tmpfs", "none", r.target("faulty", "w"))
 			return func() { run(r, "umount", r.target("faulty", "w")) }
@@ -277,6 +294,17 @@ func (r *rig) damaged(folder string, change func(path string, size int64) error)
 	}
 }
 
+// anew starts the workloads again: without a journal the agent has released what nobody uses.
+func anew(r *rig) func() {
+	return func() {
+		for _, id := range []string{"w", "f"} {
+			_ = r.h.Try("workload", "stop", id) // it may be unknown
+			r.h.AwaitFree(id)
+			r.h.Run("workload", "start", r.workload(id))
+		}
+	}
+}
+
 // each restarts the agent with noise in one file of the data directory after the other. The ledger's damage has tests of
 // its own, and the volumes are the user's.
 func each(r *rig) func() {
@@ -288,7 +316,7 @@ func each(r *rig) func() {
 			info, err := os.Lstat(path)
 			name, _ := filepath.Rel(r.h.Path("data"), path)
 			top, _, _ := strings.Cut(name, "/")
-			if err == nil && info.Mode().IsRegular() && info.Size() > 0 && !slices.Contains([]string{"ledger", "volumes", "filler", "journal"}, top) {
+			if err == nil && info.Mode().IsRegular() && info.Size() > 0 && !slices.Contains([]string{"ledger", "volumes", "filler"}, top) {
 				paths = append(paths, path)
 			}
 		}
@@ -304,7 +332,7 @@ func each(r *rig) func() {
 			check.NoError(r.t, errors.Join(err, os.Rename(path+".new", path)))
 		})
 	}
-	return nil
+	return anew(r)
 }
 
 // starts restart the agent after something was damaged or taken away while it was down.
@@ -315,15 +343,27 @@ func starts() []stall {
 			return nil
 		}}
 	}
+	lost := func(name string, change func(r *rig)) stall {
+		s := start(name, change)
+		s.begin = func(r *rig) func() {
+			r.restart(func() { change(r) })
+			return anew(r)
+		}
+		return s
+	}
 	noisy := func(path string, size int64) error { // another file: the old one may run
 		return errors.Join(os.WriteFile(path+".new", noise(int(size)), 0o700), os.Rename(path+".new", path)) //nolint:gosec // programs
 	}
+	half := func(path string, size int64) error { return os.Truncate(path, size/2) }
 	gone := func(path string) func(r *rig) {
 		return func(r *rig) { check.NoError(r.t, os.RemoveAll(r.h.Path(path))) }
 	}
 	return []stall{
 		start("nothing is damaged", func(*rig) {}),
 		{name: "any file of the data directory is noise", restarts: true, begin: each},
+		lost("the journal is noise", func(r *rig) { r.damaged("data/journal", noisy) }),
+		lost("the journal is cut in half", func(r *rig) { r.damaged("data/journal", half) }),
+		lost("the journal is gone", gone("data/journal")),
 		start("the copies of the programs are gone", gone("data/plugins")),
 		start("the folder of the drivers is gone", gone("data/drivers")),
 		start("the secrets are gone", gone("data/secrets")),
@@ -355,6 +395,12 @@ func TestHost(t *testing.T) {
 		return
 	}
 	t.Run("group", func(t *testing.T) {
+		for _, s := range broken() {
+			t.Run(s.name, func(t *testing.T) {
+				t.Parallel()
+				newRig(t).try(t, &n, s, false)
+			})
+		}
 		for name, cases := range groups {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()

@@ -3,6 +3,7 @@ package stalls
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -209,18 +210,20 @@ func (r *rig) pid(name string) int {
 	return 0
 }
 
-// fuseServer returns the process that serves the FUSE volume.
+// fuseServer returns the process that serves the FUSE volume, a child of a driver that may have ended.
 func (r *rig) fuseServer() (pid int) {
 	r.t.Helper()
-	driver := r.pid("fuse")
 	r.h.Eventually("a process serves the FUSE volume", func() error {
 		all, err := procfs.Processes()
 		if err != nil {
 			return err
 		}
-		at := slices.IndexFunc(all, func(p procfs.Stat) bool { return p.Parent == driver })
+		at := slices.IndexFunc(all, func(p procfs.Stat) bool {
+			line, _ := os.ReadFile(procfs.Dir(p.PID) + "/cmdline")
+			return !p.Ended() && strings.Contains(string(line), "\x00mount\x00"+r.h.Path("data")+"/")
+		})
 		if at < 0 {
-			return fmt.Errorf("process %d has no child", driver)
+			return errors.New("there is none")
 		}
 		pid = all[at].PID
 		return nil
