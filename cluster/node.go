@@ -111,8 +111,10 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{dir: cfg.Dir, name: cfg.Name, store: store, remote: cfg.Remote, members: cfg.Members, log: log, now: now,
-		late: make(chan struct{}, 1)}
+	n := &Node{
+		dir: cfg.Dir, name: cfg.Name, store: store, remote: cfg.Remote, members: cfg.Members, log: log, now: now,
+		late: make(chan struct{}, 1),
+	}
 	n.leadership.init()
 	if n.autopilot = claim.DefaultAutopilot(); cfg.Autopilot != nil {
 		n.autopilot = *cfg.Autopilot
@@ -121,8 +123,9 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
 		ElectionTimeout: cfg.ElectionTimeout, Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet,
 		Known: n.registered, Autopilot: n.Autopilot, Report: n.report,
-		Room: room(cfg), Late: n.noteLate, FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: backup.SnapshotIndex,
-		Logger: log.Named("raft"),
+		Room: room(cfg), Late: n.noteLate, FSM: fsm.New(store), Applied: store.AppliedIndex(),
+		SnapshotIndex: backup.SnapshotIndex,
+		Logger:        log.Named("raft"),
 	})
 	if err != nil {
 		return nil, errors.Join(err, store.Close())

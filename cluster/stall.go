@@ -22,7 +22,7 @@ func (n *Node) leaveForDisk(ctx context.Context) {
 				n.log.Warn("this server leads no more", "error", n.stalled())
 				n.leadership.set(0)
 				n.resigned.Notify()
-				n.raft.Resign(n.running)
+				n.raft.Resign(n.running) //nolint:contextcheck // ctx has ended with the leadership
 				return
 			}
 			select {

@@ -142,11 +142,10 @@ func validate(kind byte, value []byte) error {
 	case 'q':
 		return valid(value, func(*claim.Mark) error { return nil })
 	case 'x':
-		return valid(value, func(k *struct {
+		type kept struct {
 			Key string `json:"key"`
-		}) error {
-			return claim.CheckID(k.Key)
-		})
+		}
+		return valid(value, func(k *kept) error { return claim.CheckID(k.Key) })
 	default:
 		return errors.New("this program does not know it (written by a newer version)")
 	}

@@ -124,7 +124,8 @@ func TestAbstains(t *testing.T) {
 	}
 	a := &abstention{path: t.TempDir() + "/" + abstainsFile}
 	check.NoError(t, a.begin(loss{}))
-	own := &abstainingTransport{&confirmingTransport{transport(), &confirmations{}, new(atomic.Bool)}, a, make(chan raft.RPC)}
+	confirming := &confirmingTransport{transport(), &confirmations{}, new(atomic.Bool)}
+	own := &abstainingTransport{confirming, a, make(chan raft.RPC)}
 	other := transport()
 	go own.run(t.Context())
 	go func() { // raft of both
