@@ -203,7 +203,8 @@ func Open(cfg Config) (n *Node, err error) {
 	if err != nil {
 		return n, err
 	}
-	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, entries, stable{n.log, n.writes, logger}, snapshots, n.transport); err != nil {
+	terms := stable{n.log, n.writes, logger}
+	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, entries, terms, snapshots, n.transport); err != nil {
 		return n, err
 	}
 	close(n.opened)

@@ -256,8 +256,9 @@ that contains the time.`,
 				}
 				resp, err := untilReady(ctx, c, detach, func() (*hostv1.CreateSnapshotResponse, prepared, error) {
 					resp, err := c.Volumes.CreateSnapshot(ctx, req)
-					req.Name = path.Base(resp.GetSnapshot().GetName()) // also one that it got
-					return resp, resp.GetSnapshot(), err
+					taken := resp.GetSnapshot()
+					req.Name = path.Base(taken.GetName()) // also one that it got
+					return resp, taken, err
 				})
 				s := resp.GetSnapshot()
 				return c.Done(resp, err, "snapshot %q (%s) of volume %q: %s", s.GetName(), s.GetSnapshotId(), c.args[0],
@@ -379,7 +380,8 @@ snapshots. It waits until they can be used.`,
 						Namespace: c.inNamespace(), VolumeIds: volumes, Name: c.args[0],
 						Parameters: c.parameters, Secrets: c.secrets,
 					})
-					return resp, resp.GetGroup(), err
+					taken := resp.GetGroup()
+					return resp, taken, err
 				})
 				return showGroup(c, resp, err)
 			},

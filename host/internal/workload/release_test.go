@@ -87,7 +87,8 @@ func TestAReleaseThatWaitsForADay(t *testing.T) {
 	if n := strings.Count(lines.String(), "this is retried"); n != said {
 		t.Errorf("%d lines of log: %s", n, lines.String())
 	}
-	all := slices.DeleteFunc(h.Events.Recent(events.DefaultSize), func(e events.Event) bool { return e.Type != "release-waits" })
+	all := h.Events.Recent(events.DefaultSize)
+	all = slices.DeleteFunc(all, func(e events.Event) bool { return e.Type != "release-waits" })
 	if len(all) != said {
 		t.Errorf("%d events: %v", len(all), all)
 	}

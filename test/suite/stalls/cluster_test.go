@@ -27,42 +27,50 @@ stop_after    = "10m"
 stop_margin   = "4m"
 `
 
+// world is the cluster of a case, and the hosts' parts in it.
+type world struct {
+	t                      *testing.T
+	c                      *testcluster.Cluster
+	leader, follower, node *testhost.Host
+}
+
 // A peerStall is a fault between hosts, or of one that others wait for.
 type peerStall struct {
-	name  string
-	begin func(t *testing.T, c *testcluster.Cluster, leader, follower, node *testhost.Host) (end func())
+	name string
+	// begin makes the fault; end, unless it is nil, ends it.
+	begin func(w world) (end func())
 	// waits: the node gets no volume meanwhile.
 	waits bool
 }
 
-func oneWay(name string, waits bool, ends func(leader, follower, node *testhost.Host) (from, to *testhost.Host)) peerStall {
-	return peerStall{name: name, waits: waits, begin: func(_ *testing.T, c *testcluster.Cluster, leader, follower, node *testhost.Host) func() {
-		from, to := ends(leader, follower, node)
-		c.Net.Set(from.Net, to.Net, testnet.Link{Cut: true})
-		return c.Net.Heal
+func oneWay(name string, waits bool, ends func(w world) (from, to *testhost.Host)) peerStall {
+	return peerStall{name: name, waits: waits, begin: func(w world) func() {
+		from, to := ends(w)
+		w.c.Net.Set(from.Net, to.Net, testnet.Link{Cut: true})
+		return w.c.Net.Heal
 	}}
 }
 
-func parted(name string, some func(leader, follower, node *testhost.Host) *testhost.Host) peerStall {
-	return peerStall{name: name, begin: func(_ *testing.T, c *testcluster.Cluster, leader, follower, node *testhost.Host) func() {
-		c.Net.Part(some(leader, follower, node).Net)
-		return c.Net.Heal
+func parted(name string, waits bool, one func(w world) *testhost.Host) peerStall {
+	return peerStall{name: name, waits: waits, begin: func(w world) func() {
+		w.c.Net.Part(one(w).Net)
+		return w.c.Net.Heal
 	}}
 }
 
-func stopped(name string, pid func(leader, follower, node *testhost.Host) int) peerStall {
-	return peerStall{name: name, begin: func(t *testing.T, _ *testcluster.Cluster, leader, follower, node *testhost.Host) func() {
-		of := pid(leader, follower, node)
-		check.Stop(t, of)
-		return func() { check.NoError(t, unix.Kill(of, unix.SIGCONT)) }
+func stopped(name string, pid func(w world) int) peerStall {
+	return peerStall{name: name, begin: func(w world) func() {
+		of := pid(w)
+		check.Stop(w.t, of)
+		return func() { _ = unix.Kill(of, unix.SIGCONT) } // it may have been killed
 	}}
 }
 
-func slowed(name string, which func(leader, follower *testhost.Host) *testhost.Host) peerStall {
-	return peerStall{name: name, begin: func(t *testing.T, _ *testcluster.Cluster, leader, follower, _ *testhost.Host) func() {
-		undo, err := which(leader, follower).SlowDisk(t, 5)
+func slowed(name string, one func(w world) *testhost.Host) peerStall {
+	return peerStall{name: name, begin: func(w world) func() {
+		undo, err := one(w).SlowDisk(w.t, 5)
 		if err != nil {
-			t.Skipf("disks cannot be made slow here (%v); not covered: %s", err, name)
+			w.t.Skipf("disks cannot be made slow here (%v); not covered: %s", err, name)
 		}
 		return undo
 	}}
@@ -91,35 +99,28 @@ func fenceOf(t *testing.T, h *testhost.Host) (pid int) {
 }
 
 func peers() []peerStall {
-	type h = *testhost.Host
+	type host = *testhost.Host
 	return []peerStall{
-		oneWay("the leader does not reach a node", true, func(l, _, n h) (h, h) { return l, n }),
-		oneWay("a node does not reach the leader", true, func(l, _, n h) (h, h) { return n, l }),
-		oneWay("the leader does not reach a follower", false, func(l, f, _ h) (h, h) { return l, f }),
-		oneWay("a follower does not reach the leader", false, func(l, f, _ h) (h, h) { return f, l }),
-		oneWay("a node does not reach a follower", false, func(_, f, n h) (h, h) { return n, f }),
-		{name: "every link loses packets and is late", begin: func(_ *testing.T, c *testcluster.Cluster, _, _, _ *testhost.Host) func() {
-			c.Net.SetAll(testnet.Link{Loss: 0.02, Delay: 20 * time.Millisecond})
-			return c.Net.Heal
+		oneWay("the leader does not reach a node", true, func(w world) (host, host) { return w.leader, w.node }),
+		oneWay("a node does not reach the leader", true, func(w world) (host, host) { return w.node, w.leader }),
+		oneWay("the leader does not reach a follower", false, func(w world) (host, host) { return w.leader, w.follower }),
+		oneWay("a follower does not reach the leader", false, func(w world) (host, host) { return w.follower, w.leader }),
+		oneWay("a node does not reach a follower", false, func(w world) (host, host) { return w.node, w.follower }),
+		{name: "every link loses packets and is late", begin: func(w world) func() {
+			w.c.Net.SetAll(testnet.Link{Loss: 0.02, Delay: 20 * time.Millisecond})
+			return w.c.Net.Heal
 		}},
-		parted("the leader is cut off", func(l, _, _ h) h { return l }),
-		parted("a follower is cut off", func(_, f, _ h) h { return f }),
-		{name: "a node is cut off", waits: true, begin: func(_ *testing.T, c *testcluster.Cluster, _, _, node *testhost.Host) func() {
-			c.Net.Part(node.Net)
-			return c.Net.Heal
-		}},
-		stopped("the leader is stopped", func(l, _, _ h) int { return l.PID() }),
-		stopped("a follower is stopped", func(_, f, _ h) int { return f.PID() }),
-		slowed("the leader's disk is slow", func(l, _ h) h { return l }),
-		slowed("a follower's disk is slow", func(_, f h) h { return f }),
-		{name: "a node's fence is killed", begin: func(t *testing.T, _ *testcluster.Cluster, _, _, node *testhost.Host) func() {
-			check.NoError(t, unix.Kill(fenceOf(t, node), unix.SIGKILL))
+		parted("the leader is cut off", false, func(w world) host { return w.leader }),
+		parted("a follower is cut off", false, func(w world) host { return w.follower }),
+		parted("a node is cut off", true, func(w world) host { return w.node }),
+		stopped("the leader is stopped", func(w world) int { return w.leader.PID() }),
+		stopped("a follower is stopped", func(w world) int { return w.follower.PID() }),
+		stopped("a node's fence is stopped", func(w world) int { return fenceOf(w.t, w.node) }),
+		slowed("the leader's disk is slow", func(w world) host { return w.leader }),
+		slowed("a follower's disk is slow", func(w world) host { return w.follower }),
+		{name: "a node's fence is killed", begin: func(w world) func() {
+			check.NoError(w.t, unix.Kill(fenceOf(w.t, w.node), unix.SIGKILL))
 			return nil
-		}},
-		{name: "a node's fence is stopped", begin: func(t *testing.T, _ *testcluster.Cluster, _, _, node *testhost.Host) func() {
-			pid := fenceOf(t, node)
-			check.NoError(t, unix.Kill(pid, unix.SIGSTOP))
-			return func() { _ = unix.Kill(pid, unix.SIGCONT) }
 		}},
 	}
 }
@@ -156,7 +157,7 @@ func TestCluster(t *testing.T) {
 			for _, h := range c.Hosts {
 				pids[h] = h.PID()
 			}
-			end := s.begin(t, c, leader, follower, node)
+			end := s.begin(world{t, c, leader, follower, node})
 			if end == nil {
 				end = func() {}
 			}

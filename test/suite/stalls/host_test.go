@@ -37,8 +37,10 @@ func processes() (all []stall) {
 			r.driver.DropConnections()
 			return nil
 		}},
-		stall{name: "a FUSE server is stopped", begin: func(r *rig) func() { return r.signal(r.fuseServer(), unix.SIGSTOP) },
-			sees: "does not answer"},
+		stall{
+			name: "a FUSE server is stopped", begin: func(r *rig) func() { return r.signal(r.fuseServer(), unix.SIGSTOP) },
+			sees: "does not answer",
+		},
 		stall{name: "every process of the agent is stopped", begin: func(r *rig) func() {
 			var ends []func()
 			for _, name := range []string{"csi-bridge", "docker-volume", "fuse"} {
@@ -305,8 +307,8 @@ func anew(r *rig) func() {
 	}
 }
 
-// each restarts the agent with noise in one file of the data directory after the other. The ledger's damage has tests of
-// its own, and the volumes are the user's.
+// each restarts the agent with noise in one file of the data directory after the other. The ledger's damage has tests
+// of its own, and the volumes are the user's.
 func each(r *rig) func() {
 	var paths []string
 	for _, folder := range []string{"data/*", "data/*/*", "data/*/*/*"} {

@@ -120,8 +120,14 @@ func (r *rig) answers() {
 	r.t.Helper()
 	var asked sync.WaitGroup
 	for _, args := range [][]string{
-		{"status"}, {"workload", "status"}, {"workload", "status", "w"}, {"workload", "status", "f"},
-		{"volume", "status"}, {"volume", "status", "w"}, {"plugin", "status"}, {"driver", "status"},
+		{"status"},
+		{"workload", "status"},
+		{"workload", "status", "w"},
+		{"workload", "status", "f"},
+		{"volume", "status"},
+		{"volume", "status", "w"},
+		{"plugin", "status"},
+		{"driver", "status"},
 	} {
 		asked.Go(func() { r.ask(args...) })
 	}

@@ -99,7 +99,8 @@ func (c *Controllers) placesToAsk(driver string, need ability) [][]claim.Topolog
 // returns how many entries the page of one controller has, and the driver's token. A token of several places is a
 // query of the place and the driver's token.
 func (c *Controllers) pageOf(ctx context.Context, doing, driver string, need ability, page storage.Page,
-	fn func(ctx context.Context, s storage.Client, d drivers.Driver, page storage.Page) (entries int, next string, err error),
+	fn func(ctx context.Context, s storage.Client, d drivers.Driver, page storage.Page) (entries int, next string,
+		err error),
 ) (next string, err error) {
 	list := func(doing string) (entries int, err error) {
 		err = c.call(ctx, doing, driver, need, func(ctx context.Context, s storage.Client, d drivers.Driver) (err error) {
