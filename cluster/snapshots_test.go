@@ -63,6 +63,13 @@ func TestLeaderWithoutSnapshots(t *testing.T) {
 			c.WaitVoters(t, names(c.Hosts())...)
 			h := c.Hosts()
 			compacted(t, c.Client(), h[0], h[1], h[2])
+			for _, h := range c.Hosts() { // raft-wal has deleted entries of its newest file until it is opened again
+				h.Stop(t)
+			}
+			for _, h := range c.Hosts() {
+				h.Start(t)
+			}
+			c.WaitReady(t)
 			for _, h := range c.Hosts() { // whoever leads then
 				lose(t, filepath.Join(h.Dir, "raft", "snapshots"))
 			}

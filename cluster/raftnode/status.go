@@ -93,8 +93,11 @@ func (n *Node) Status() Status {
 		Leaving: n.leaving.Load(), Term: n.CurrentTerm(), LastIndex: n.LastIndex(), LastContact: n.SinceContact(),
 		WriteTime: n.writeTime(),
 	}
-	if term, err := strconv.ParseUint(n.Stats()["last_log_term"], 10, 64); err == nil {
-		s.LastTerm = term
+	stats := n.Stats()
+	for _, last := range []string{"last_log_term", "last_snapshot_term"} { // after a snapshot the log may be empty
+		if term, err := strconv.ParseUint(stats[last], 10, 64); err == nil {
+			s.LastTerm = max(s.LastTerm, term)
+		}
 	}
 	if f := n.GetConfiguration(); f.Error() == nil {
 		for _, server := range f.Configuration().Servers {
