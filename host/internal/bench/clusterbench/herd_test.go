@@ -23,9 +23,9 @@ import (
 
 var herdNodes = flag.Int("nodes", 2000, "the largest number of nodes of BenchmarkHerd; it measures a quarter and a half of it too")
 
-// herdLiveness is the servers' timeouts of docs/operations/tuning.md for short outages: with the defaults, a third of
-// the heartbeats come, and leases last three times as long.
-var herdLiveness = []string{`heartbeat_ttl = "10s"`, `stop_after = "20s"`, `stop_margin = "15s"`}
+// herdLiveness is the timeouts of docs/operations/tuning.md for short outages: with the defaults, a third of the
+// heartbeats come, and leases last three times as long. heartbeat_ttl is set apart.
+const herdLiveness = "heartbeat_ttl = %q\n  stop_after = \"20s\"\n  stop_margin = \"15s\""
 
 // herdVolumes is the number of volumes of each node that is gone.
 const herdVolumes = 10
@@ -38,7 +38,7 @@ func BenchmarkHerd(b *testing.B) {
 	var ended int
 	for _, n := range []int{*herdNodes / 4, *herdNodes / 2, *herdNodes} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			c, lost := runHerd(b, os.Stdout, n, false)
+			c, lost := runHerd(b, os.Stdout, n, "10s", false)
 			all, ended = append(all, c), ended+lost
 		})
 	}
@@ -56,7 +56,7 @@ func BenchmarkHerd(b *testing.B) {
 // TestHerd runs a small herd, in which an operator vouches for the nodes that are gone.
 func TestHerd(t *testing.T) {
 	testbin.RequireRoot(t, "agents with volumes")
-	if _, ended := runHerd(t, t.Output(), 20, true); ended > 0 {
+	if _, ended := runHerd(t, t.Output(), 20, "1s", true); ended > 0 {
 		t.Errorf("%d leases ended because of the herd", ended)
 	}
 }
@@ -70,9 +70,9 @@ type cost struct {
 
 // runHerd runs the scenarios with a number of nodes, writes a line for each, and returns their cost and the number of
 // leases that ended though their nodes were there.
-func runHerd(t testing.TB, out io.Writer, nodes int, vouch bool) (total cost, ended int) {
+func runHerd(t testing.TB, out io.Writer, nodes int, ttl string, vouch bool) (total cost, ended int) {
 	t.Helper()
-	s := form(t, "", herdLiveness...)
+	s := form(t, "", fmt.Sprintf(herdLiveness, ttl))
 	h := newHerd(t, s, nodes)
 	lines := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(lines, "%d nodes\ts\trequests/s, peak\trequests a node\tfailed\tconnections a node\tCPU of the leader, s\tof the servers, ms a node\tRSS of the leader, MiB\tleases ended\n", nodes)
