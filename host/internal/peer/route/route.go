@@ -33,6 +33,8 @@ import (
 const (
 	firstPause   = 50 * time.Millisecond
 	longestPause = 150 * time.Millisecond
+	// Of patient calls.
+	patientPause, longestPatientPause = 250 * time.Millisecond, time.Second
 )
 
 // findTimeout bounds the search for a leader before a call that can be made once only.
@@ -118,6 +120,9 @@ type Call struct {
 	Search time.Duration
 	// Once says that There must not be repeated, so the leader is found first.
 	Once bool
+	// Patient says that the call was waiting for a change, as each node of a cluster does. If the leader is lost, one
+	// server at a time is asked, with longer pauses, so that elections and heartbeats do not wait for thousands of nodes.
+	Patient bool
 }
 
 // NotLeader is the error of a server that did not answer a call because it does not lead, or was not reached.
@@ -151,6 +156,9 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 		InitialInterval: firstPause, MaxInterval: longestPause, Multiplier: 2,
 		RandomizationFactor: 0.5,
 	}
+	if c.Patient {
+		pause.InitialInterval, pause.MaxInterval = patientPause, longestPatientPause
+	}
 	pause.Reset()
 	var giveUp time.Time
 	tried := &attempts{why: map[string]error{}, answered: map[string]bool{}}
@@ -183,10 +191,11 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 				return err
 			}
 			r.invalidateLeader(m.Name)
-			if c.Once {
+			next := tried.last.Leader
+			if c.Once || c.Patient && next.Name == "" {
 				break
 			}
-			if next := tried.last.Leader; !asked[next.Name] {
+			if !asked[next.Name] {
 				queue = slices.Insert(queue, 0, find(queue, next)...)
 			}
 		}
