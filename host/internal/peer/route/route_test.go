@@ -178,6 +178,30 @@ func TestPatientCall(t *testing.T) {
 	})
 }
 
+// TestSameServerFirst: while no leader is known, all calls of an agent ask the same server first, until one does not
+// answer.
+func TestSameServerFirst(t *testing.T) {
+	w := newWorld()
+	w.local = nil
+	first := w.Servers()[0].Name
+	for range 100 {
+		if got := w.Servers()[0].Name; got != first {
+			t.Fatalf("asks %s first, and then %s", first, got)
+		}
+	}
+	w.unreached = map[string]bool{"a": true, "b": true, "c": true}
+	seen := map[string]bool{}
+	for range 100 {
+		if err := w.do(t.Context(), Call{Search: time.Nanosecond}); err == nil {
+			t.Fatal("nobody answers, and there is no error")
+		}
+		seen[w.Servers()[0].Name] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("servers that do not answer: only %v are ever asked first", seen)
+	}
+}
+
 func TestDoWithoutALeader(t *testing.T) {
 	w := newWorld()
 	err := w.do(t.Context(), Call{Search: 300 * time.Millisecond})
