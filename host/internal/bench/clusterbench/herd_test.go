@@ -10,7 +10,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"github.com/pannier/pannier/cluster"
@@ -21,7 +20,7 @@ import (
 	"github.com/pannier/pannier/test/lib/usage"
 )
 
-var herdNodes = flag.Int("nodes", 2000, "the largest number of nodes of BenchmarkHerd; it measures a quarter and a half of it too")
+var herdNodes = flag.Int("nodes", 2000, "the largest number of nodes of BenchmarkHerd, after a quarter and a half of it")
 
 // herdLiveness is the timeouts of docs/operations/tuning.md for short outages: with the defaults, a third of the
 // heartbeats come, and leases last three times as long. heartbeat_ttl is set apart.
@@ -29,6 +28,14 @@ const herdLiveness = "heartbeat_ttl = %q\n  stop_after = \"20s\"\n  stop_margin 
 
 // herdVolumes is the number of volumes of each node that is gone.
 const herdVolumes = 10
+
+// What is printed of each size, and of each scenario: the time until all nodes have a lease by a heartbeat since it
+// began, or until all claims are there; requests, as the nodes count them, of which some failed; connections; CPU time
+// and memory.
+const (
+	herdHead = "%5d nodes %40s %8s %8s %8s %8s %10s %10s %8s %7s\n"
+	herdLine = "%-48s %5.2f s %8d %8.1f %8d %8.1f %8.2f s %7.1f ms %4.0f MiB %7d\n"
+)
 
 // BenchmarkHerd lets all nodes of a cluster do the same thing at once, in three sizes, and prints what that costs.
 func BenchmarkHerd(b *testing.B) {
@@ -43,8 +50,8 @@ func BenchmarkHerd(b *testing.B) {
 		})
 	}
 	for _, c := range all {
-		fmt.Printf("%d nodes: %.1f ms of CPU time of the servers, %.0f KiB of the leader's memory a node; %.2f times that of %d nodes\n",
-			c.nodes, 1000*c.cpu.Seconds()/float64(c.nodes), 1024*c.memory/float64(c.nodes),
+		fmt.Printf("%d nodes: %.1f ms of CPU time of the servers, %.0f KiB of the leader's memory a node; "+
+			"%.2f times the time of %d nodes\n", c.nodes, 1000*c.cpu.Seconds()/float64(c.nodes), 1024*c.memory/float64(c.nodes),
 			c.cpu.Seconds()/float64(c.nodes)/(all[0].cpu.Seconds()/float64(all[0].nodes)), all[0].nodes)
 	}
 	fmt.Printf("leases that ended because of the herd: %d\n", ended)
@@ -74,8 +81,7 @@ func runHerd(t testing.TB, out io.Writer, nodes int, ttl string, vouch bool) (to
 	t.Helper()
 	s := form(t, "", fmt.Sprintf(herdLiveness, ttl))
 	h := newHerd(t, s, nodes)
-	lines := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(lines, "%d nodes\ts\trequests/s, peak\trequests a node\tfailed\tconnections a node\tCPU of the leader, s\tof the servers, ms a node\tRSS of the leader, MiB\tleases ended\n", nodes)
+	fmt.Fprintf(out, herdHead, nodes, "time", "peak/s", "per node", "failed", "dials", "leader", "per node", "RSS", "lost")
 	total = cost{nodes: nodes, memory: -usage.Memory(t, s.leader(t).PID(), "RssAnon")}
 	run := func(what string, do func() time.Duration) {
 		t.Helper()
@@ -90,14 +96,10 @@ func runHerd(t testing.TB, out io.Writer, nodes int, ttl string, vouch bool) (to
 			all += used - before[pid]
 		}
 		total.cpu += all
-		sum := h.sum()
-		each := float64(nodes)
-		fmt.Fprintf(lines, "%s\t%.2f\t%d\t%.1f\t%d\t%.2f\t%.2f\t%.1f\t%.0f\t%d\n", what, took.Seconds(), sum.peak,
-			float64(sum.calls)/each, sum.failed, float64(sum.dials)/each, (after[leader.PID()] - before[leader.PID()]).Seconds(),
-			1000*all.Seconds()/each, usage.Memory(t, leader.PID(), "VmRSS"), h.lost.Load()-lost)
-		if err := lines.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		sum, each := h.sum(), float64(nodes)
+		fmt.Fprintf(out, herdLine, what, took.Seconds(), sum.peak, float64(sum.calls)/each, sum.failed,
+			float64(sum.dials)/each, (after[leader.PID()] - before[leader.PID()]).Seconds(), 1000*all.Seconds()/each,
+			usage.Memory(t, leader.PID(), "VmRSS"), h.lost.Load()-lost)
 	}
 	everybody := func(at time.Time) time.Duration { return h.await(t, at, h.all) }
 
@@ -141,7 +143,9 @@ func runHerd(t testing.TB, out io.Writer, nodes int, ttl string, vouch bool) (to
 	}))
 	run("a quarter claims ten volumes each", func() time.Duration {
 		at := time.Now()
-		check.NoError(t, parallel(len(gone), len(gone), func(i int) error { return gone[i].claim(t.Context(), i, workloadRef(i)) }))
+		check.NoError(t, parallel(len(gone), len(gone), func(i int) error {
+			return gone[i].claim(t.Context(), i, workloadRef(i))
+		}))
 		return time.Since(at)
 	})
 	run("that quarter is gone, others claim its volumes", func() time.Duration {

@@ -37,6 +37,7 @@ const (
 
 // herd is nodes whose clients of the servers run in this process.
 type herd struct {
+	t    testing.TB
 	s    *formed
 	all  []*herdNode
 	lost atomic.Int64 // leases that ended though their nodes were there
@@ -54,9 +55,9 @@ type tally struct {
 	peak          int // calls in one second, at most
 }
 
-// herdNode does what a node's agent does with the servers (agent.member): heartbeats, its record, the query that follows
-// its drain, and the comparison with the ledger when it has its lease back. It mounts nothing. It has an address of its
-// own, since servers bound the connections of one address.
+// herdNode does what a node's agent does with the servers (agent.member): heartbeats, its record, the query that
+// follows its drain, and the comparison with the ledger when it has its lease back. It mounts nothing. It has an
+// address of its own, since servers bound the connections of one address.
 type herdNode struct {
 	herd    *herd
 	name    string
@@ -73,7 +74,7 @@ type herdNode struct {
 
 func newHerd(t testing.TB, s *formed, nodes int) *herd {
 	t.Helper()
-	h := &herd{s: s}
+	h := &herd{t: t, s: s}
 	for i := range nodes {
 		h.all = append(h.all, &herdNode{
 			herd: h, name: nodeName(i), from: net.IPv4(127, 1, byte(i>>8), byte(i)),
@@ -187,7 +188,7 @@ func (n *herdNode) start() {
 		Lost: func(_ context.Context, why string) {
 			if l.Epoch() > 0 { // it had one
 				n.herd.lost.Add(1)
-				fmt.Printf("node %s: %s\n", n.name, why)
+				n.herd.t.Logf("%s: %s", n.name, why)
 			}
 		},
 		Back: func(ctx context.Context, a lease.Answer) error {

@@ -228,8 +228,8 @@ func find(known []Member, leader Member) []Member {
 }
 
 // Servers lists all known servers: first the leader as far as this agent knows, then the others in random order. The
-// one that answered last stays, whatever gossip says of it, until it does not answer. The order changes with each server
-// that does not answer: until then all calls ask the same one first, so an agent that starts connects to few servers.
+// one that answered last stays, whatever gossip says of it, until it does not answer. The order changes with each
+// server that does not answer: until then all calls ask the same one first, so an agent that starts connects to few.
 func (r *Router) Servers() []Member {
 	all := r.cfg.Servers()
 	r.mu.Lock()
