@@ -231,6 +231,12 @@ bench: consul envoy ## Measure what Pannier costs on an idle machine, into bench
 bench: RESULTS = $(CURDIR)/bench/results.json
 bench: ONLY =
 
+.PHONY: herd
+herd: NODES = 2000
+herd: ## Let all nodes of a cluster do the same thing at once, in sizes up to NODES (2000), and print what that costs (root)
+	@CGO_ENABLED=0 go test -run '^$$' -bench '^BenchmarkHerd$$' -benchtime 1x -timeout 60m ./host/internal/bench/clusterbench \
+		-args -nodes=$(NODES)
+
 .PHONY: bench-page
 bench-page: ## Write the results of make bench into test/bench/TABLE.md
 	@go run ./test/bench/page bench/results.json test/bench/TABLE.md

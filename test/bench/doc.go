@@ -107,4 +107,12 @@
 // A ledger that grows. One server's ledger in the benchmark's process, up to 1,000 records of nodes and 100,000
 // volumes, in a full run to 10,000 and 1,000,000. The leader's tracker answers heartbeats, 64 at a time; what its
 // other loops read is read once.
+//
+// Herds (make herd). Three agents on loopback with a lease of 20 s, and in the benchmark's process the client of each
+// node: certificate, address and connections of its own, the lease's keeper with a fence in memory, the record with a
+// driver, the query that follows its drain. Three sizes. All nodes join at once, and again after a power cut; the
+// leader gets SIGKILL, and is started again; another server is restarted; a quarter of the nodes, with ten volumes
+// each, is cut off, and as many others wait for these volumes and claim them. The time is until every node has a lease
+// by a heartbeat since the scenario began, of which each sends one in 3.3 s, or until all claims are there. Requests
+// and connections are counted by the nodes. A lease that ends while its node is there counts as lost.
 package bench

@@ -138,8 +138,9 @@ func (s *Servers) Ask(ctx context.Context, q command.Query) (answer any, index u
 		return nil, 0, err
 	}
 	var encoded []byte // by another server
+	b := q.Blocks()
 	err = s.Do(ctx, route.Call{
-		Timeout: queryTimeout + q.Blocks().Wait,
+		Timeout: queryTimeout + b.Wait, Patient: b.Wait > 0 && b.MinIndex > 0,
 		Here: func(ctx context.Context) (err error) {
 			answer, index, err = s.local.Load().Ledger.AskHere(ctx, q)
 			return answerHere(err, false)

@@ -37,6 +37,8 @@ type formed struct {
 	ca   pkitest.Authority
 	all  []*server
 	more string // additional HCL for each server
+	// settings are more of their server block.
+	settings string
 }
 
 type server struct {
@@ -44,10 +46,11 @@ type server struct {
 	rpc, serf int
 }
 
-// form starts three servers with default timings and waits until they are ready.
-func form(b *testing.B, more string) *formed {
+// form starts three servers with default timings, unless settings of their server block say otherwise, and waits until
+// they are ready.
+func form(b testing.TB, more string, settings ...string) *formed {
 	b.Helper()
-	s := &formed{ca: pkitest.New(b), more: more}
+	s := &formed{ca: pkitest.New(b), more: more, settings: strings.Join(settings, "\n  ")}
 	ports := freePorts(b, 2*servers)
 	for n := range servers {
 		s.all = append(s.all, &server{rpc: ports[2*n], serf: ports[2*n+1]})
@@ -66,7 +69,7 @@ func form(b *testing.B, more string) *formed {
 }
 
 // add prepares another server without starting it.
-func (s *formed) add(b *testing.B, name string) *server {
+func (s *formed) add(b testing.TB, name string) *server {
 	b.Helper()
 	ports := freePorts(b, 2)
 	h := &server{rpc: ports[0], serf: ports[1]}
@@ -75,7 +78,7 @@ func (s *formed) add(b *testing.B, name string) *server {
 	return h
 }
 
-func (s *formed) prepare(b *testing.B, h *server, name string) {
+func (s *formed) prepare(b testing.TB, h *server, name string) {
 	b.Helper()
 	var join []string
 	for _, other := range s.all {
@@ -94,6 +97,7 @@ ports {
 }
 server {
   bootstrap_expect = %d
+  %s
 }
 retry_join   = [%s]
 encrypt_file = %q
@@ -102,7 +106,7 @@ tls {
   cert_file = %q
   key_file  = %q
 }
-%s`, h.rpc, h.serf, servers, strings.Join(join, ", "), key, files.CA, files.Cert, files.Key, s.more))
+%s`, h.rpc, h.serf, servers, s.settings, strings.Join(join, ", "), key, files.CA, files.Cert, files.Key, s.more))
 	config := check.Must(os.ReadFile(h.Path("agent.hcl")))(b)
 	// Log at an agent's default level.
 	h.Write("agent.hcl", regexp.MustCompile(`log_level.*\n`).ReplaceAllString(string(config), ""))
@@ -111,7 +115,7 @@ tls {
 func (h *server) gossip() string { return fmt.Sprint("127.0.0.1:", h.serf) }
 
 // leader waits until one of the running servers is the leader.
-func (s *formed) leader(b *testing.B) *server {
+func (s *formed) leader(b testing.TB) *server {
 	b.Helper()
 	var leader *server
 	s.all[0].Eventually("a server leads", func() error {
@@ -130,7 +134,7 @@ func (s *formed) leader(b *testing.B) *server {
 }
 
 // awaitVoters waits until all servers vote.
-func (s *formed) awaitVoters(b *testing.B) {
+func (s *formed) awaitVoters(b testing.TB) {
 	b.Helper()
 	leader := s.leader(b)
 	leader.Eventually("all servers vote", func() error {
@@ -167,7 +171,7 @@ type node struct {
 }
 
 // node creates and registers a node.
-func (s *formed) node(b *testing.B, name string) *node {
+func (s *formed) node(b testing.TB, name string) *node {
 	b.Helper()
 	n := s.agent(b, pki.Node, name)
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
@@ -181,7 +185,7 @@ func (s *formed) node(b *testing.B, name string) *node {
 }
 
 // live sends heartbeats at the default interval of agents until the end.
-func (n *node) live(b *testing.B) {
+func (n *node) live(b testing.TB) {
 	ctx, cancel := context.WithCancel(b.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -201,12 +205,12 @@ func (n *node) live(b *testing.B) {
 }
 
 // operator returns a client with a server's rights, which may send every command.
-func (s *formed) operator(b *testing.B) cluster.Ledger {
+func (s *formed) operator(b testing.TB) cluster.Ledger {
 	b.Helper()
 	return s.agent(b, pki.Server, "operator")
 }
 
-func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
+func (s *formed) agent(b testing.TB, role pki.Role, name string) *node {
 	b.Helper()
 	secret := check.Must(peer.OpenSecret(filepath.Join(b.TempDir(), "node.secret")))(b)
 	dialer := transport.NewDialer(s.ca.Certs(b, role, name))
@@ -225,7 +229,7 @@ func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
 
 // freePorts returns unused ports on loopback, for TCP and UDP. All of them are held until the last one is
 // found, so that they differ.
-func freePorts(b *testing.B, n int) (ports []int) {
+func freePorts(b testing.TB, n int) (ports []int) {
 	b.Helper()
 	var held []io.Closer
 	defer func() {

@@ -43,15 +43,15 @@ type Keeper struct {
 	Lost func(ctx context.Context, why string)
 	// Back, if set, is called with the first answer after Lost and after the start, to compare what runs here with the
 	// ledger. With the status down the node must register again after that. After an error it is called again, with
-	// each answer.
+	// each answer, and a heartbeat is sent soon.
 	Back func(ctx context.Context, a Answer) error
 	Log  hclog.Logger
 
 	answered chan Answer
 	// comparedTo is the index of a ledger with which what runs here was compared, at least; again asks for the next
-	// heartbeat at once.
+	// heartbeat within a time.
 	comparedTo atomic.Uint64
-	again      chan struct{}
+	again      chan time.Duration
 }
 
 // Bounds of the pauses between heartbeats.
@@ -64,7 +64,7 @@ const (
 
 // Run sends heartbeats until ctx ends, and waits for Lost and Back.
 func (k *Keeper) Run(ctx context.Context) {
-	k.answered, k.again = make(chan Answer, 1), make(chan struct{}, 1)
+	k.answered, k.again = make(chan Answer, 1), make(chan time.Duration, 1)
 	var loops sync.WaitGroup
 	loops.Go(func() { k.beat(ctx) })
 	loops.Go(func() { k.follow(ctx) })
@@ -103,16 +103,16 @@ func (k *Keeper) beat(ctx context.Context) {
 	}
 }
 
-// pause waits for d, or a moment when another heartbeat is asked for; false: ctx has ended.
+// pause waits for d, or less if another heartbeat is asked for; false: ctx has ended.
 func (k *Keeper) pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
+	due, timer := time.Now().Add(d), time.NewTimer(d)
 	defer timer.Stop()
 	for {
 		select {
 		case <-timer.C:
 			return true
-		case <-k.again:
-			timer.Reset(min(d, firstRetry))
+		case soon := <-k.again:
+			timer.Reset(min(time.Until(due), jitter(soon)))
 		case <-ctx.Done():
 			return false
 		}
@@ -157,6 +157,7 @@ func (k *Keeper) tellAnswer(a Answer) {
 // node registers again only after it has stopped.
 func (k *Keeper) follow(ctx context.Context) {
 	var compared uint64      // the epoch in which what runs here was last compared with the ledger
+	var retry time.Duration  // the pause after the last comparison, if it failed
 	var told <-chan struct{} // of the last lease that Lost was called for
 	for {
 		lost := k.Lease.Lost()
@@ -191,17 +192,24 @@ func (k *Keeper) follow(ctx context.Context) {
 		err := k.Back(ctx, a)
 		switch {
 		case err == nil:
-			compared = epoch
+			compared, retry = epoch, 0
 			k.comparedTo.Store(max(a.Index, k.comparedTo.Load()))
 			if !renewed {
-				select {
-				case k.again <- struct{}{}:
-				default:
-				}
+				k.beatWithin(firstRetry)
 			}
 		case ctx.Err() == nil:
 			k.Log.Warn("what runs on this node could not be compared with the ledger: retrying with the next heartbeat", "error",
 				err)
+			retry = min(max(firstRetry, 2*retry), claim.DefaultLiveness.HeartbeatTTL)
+			k.beatWithin(retry)
 		}
+	}
+}
+
+// beatWithin asks for the next heartbeat within a time.
+func (k *Keeper) beatWithin(d time.Duration) {
+	select {
+	case k.again <- d:
+	default:
 	}
 }

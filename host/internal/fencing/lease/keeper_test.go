@@ -161,13 +161,15 @@ func TestStopsBeforeItRegisters(t *testing.T) {
 	}
 }
 
+// A comparison that fails is repeated long before the next heartbeat is due: a new node is unknown to the ledger until
+// its record is there.
 func TestBackIsRetried(t *testing.T) {
 	var mu sync.Mutex
 	failures := 2
 	_, _, backs := keep(t, &servers{answer: Answer{
 		Status: claim.NodeReady,
 		Liveness: claim.Liveness{
-			HeartbeatTTL: claim.MinHeartbeatTTL, StopAfter: time.Hour,
+			HeartbeatTTL: time.Hour, StopAfter: time.Hour,
 			Margin: time.Hour,
 		},
 	}}, func(Answer) error {

@@ -11,8 +11,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -33,6 +33,8 @@ import (
 const (
 	firstPause   = 50 * time.Millisecond
 	longestPause = 150 * time.Millisecond
+	// Of patient calls.
+	patientPause, longestPatientPause = 250 * time.Millisecond, time.Second
 )
 
 // findTimeout bounds the search for a leader before a call that can be made once only.
@@ -74,12 +76,13 @@ type Router struct {
 	cfg Config
 
 	mu     sync.Mutex
-	local  Local  // nil: this agent is no server, or not ready to answer calls
-	leader Member // the server that answered last
+	local  Local        // nil: this agent is no server, or not ready to answer calls
+	leader Member       // the server that answered last
+	order  maphash.Seed // of the servers, while no leader is known
 }
 
 // New makes a Router.
-func New(cfg Config) *Router { return &Router{cfg: cfg} }
+func New(cfg Config) *Router { return &Router{cfg: cfg, order: maphash.MakeSeed()} }
 
 // SetLocal makes this agent's own server answer calls while it leads.
 func (r *Router) SetLocal(l Local) {
@@ -118,6 +121,9 @@ type Call struct {
 	Search time.Duration
 	// Once says that There must not be repeated, so the leader is found first.
 	Once bool
+	// Patient says that the call was waiting for a change, as each node of a cluster does. If the leader is lost, one
+	// server at a time is asked, with longer pauses, so that elections and heartbeats do not wait for thousands of nodes.
+	Patient bool
 }
 
 // NotLeader is the error of a server that did not answer a call because it does not lead, or was not reached.
@@ -151,6 +157,9 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 		InitialInterval: firstPause, MaxInterval: longestPause, Multiplier: 2,
 		RandomizationFactor: 0.5,
 	}
+	if c.Patient {
+		pause.InitialInterval, pause.MaxInterval = patientPause, longestPatientPause
+	}
 	pause.Reset()
 	var giveUp time.Time
 	tried := &attempts{why: map[string]error{}, answered: map[string]bool{}}
@@ -182,11 +191,12 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 				r.setLeader(m)
 				return err
 			}
-			r.invalidateLeader(m.Name)
-			if c.Once {
+			r.invalidateLeader(m.Name, tried.last.Unreached)
+			next := tried.last.Leader
+			if c.Once || c.Patient && next.Name == "" {
 				break
 			}
-			if next := tried.last.Leader; !asked[next.Name] {
+			if !asked[next.Name] {
 				queue = slices.Insert(queue, 0, find(queue, next)...)
 			}
 		}
@@ -218,13 +228,16 @@ func find(known []Member, leader Member) []Member {
 }
 
 // Servers lists all known servers: first the leader as far as this agent knows, then the others in random order. The
-// one that answered last stays, whatever gossip says of it, until it does not answer.
+// one that answered last stays, whatever gossip says of it, until it does not answer. The order changes with each
+// server that does not answer: until then all calls ask the same one first, so an agent that starts connects to few.
 func (r *Router) Servers() []Member {
 	all := r.cfg.Servers()
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	r.mu.Lock()
-	leader, local := r.leader, r.local
+	leader, local, order := r.leader, r.local, r.order
 	r.mu.Unlock()
+	slices.SortFunc(all, func(a, b Member) int {
+		return cmp.Compare(maphash.String(order, a.Name), maphash.String(order, b.Name))
+	})
 	if leader.Name != "" && !slices.ContainsFunc(all, func(m Member) bool { return m.Name == leader.Name }) {
 		all = append(all, leader)
 	}
@@ -246,9 +259,13 @@ func (r *Router) setLeader(m Member) {
 	r.leader = m
 }
 
-func (r *Router) invalidateLeader(name string) {
+// invalidateLeader notes that a server did not answer as the leader, or not at all.
+func (r *Router) invalidateLeader(name string, unreached bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if unreached {
+		r.order = maphash.MakeSeed()
+	}
 	if r.leader.Name == name {
 		r.leader = Member{}
 	}

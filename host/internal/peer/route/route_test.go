@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -147,6 +148,57 @@ func TestDoRetriesOverAnElection(t *testing.T) {
 		if want := map[string]string{"a": "", "b": "b"}[next]; w.LeaderName() != want {
 			t.Errorf("%q is remembered as the leader, want %q", w.LeaderName(), want)
 		}
+	}
+}
+
+// TestPatientCall: while nobody leads, a call that waits for a change asks one server a round, and pauses longer. It
+// follows a server that knows the leader at once.
+func TestPatientCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asks := func(patient bool) int {
+			w := newWorld()
+			w.local = nil
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := w.do(ctx, Call{Patient: patient}); !errors.Is(err, command.ErrUncertain) {
+				t.Errorf("without a leader: %v", err)
+			}
+			return len(w.asked)
+		}
+		others, patient := asks(false), asks(true)
+		if patient < 30 || patient > others/6 {
+			t.Errorf("in a minute without a leader a patient call asks %d times, another one %d times", patient, others)
+		}
+		w := newWorld()
+		w.local, w.leader, w.hint = nil, "c", "c"
+		began := time.Now()
+		if err := w.do(t.Context(), Call{Patient: true}); err != nil || time.Since(began) > 0 {
+			t.Errorf("asked %q for %v: %v", w.asked, time.Since(began), err)
+		}
+	})
+}
+
+// TestSameServerFirst: while no leader is known, all calls of an agent ask the same server first, until one does not
+// answer.
+func TestSameServerFirst(t *testing.T) {
+	w := newWorld()
+	w.local = nil
+	first := w.Servers()[0].Name
+	for range 100 {
+		if got := w.Servers()[0].Name; got != first {
+			t.Fatalf("asks %s first, and then %s", first, got)
+		}
+	}
+	w.unreached = map[string]bool{"a": true, "b": true, "c": true}
+	seen := map[string]bool{}
+	for range 100 {
+		if err := w.do(t.Context(), Call{Search: time.Nanosecond}); err == nil {
+			t.Fatal("nobody answers, and there is no error")
+		}
+		seen[w.Servers()[0].Name] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("servers that do not answer: only %v are ever asked first", seen)
 	}
 }
 

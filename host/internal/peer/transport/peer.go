@@ -61,6 +61,8 @@ const (
 	maxHeaders = 64 << 10
 	// maxStreams is the number of calls that may run at a time on one connection.
 	maxStreams = 1000
+	// readBuffer is what a server keeps for each connection, in bytes.
+	readBuffer = 4 << 10
 	// A connection that is in use and silent for this long is pinged, and closed if there is no answer.
 	silence, patience = 10 * time.Second, 5 * time.Second
 )
@@ -76,6 +78,8 @@ func (p *Port) ServerOptions() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(MaxRequest),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(maxStreams),
+		// Thousands of nodes are silent most of the time, and their messages are small.
+		grpc.ReadBufferSize(readBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: 3 * silence, Timeout: patience, MaxConnectionIdle: 2 * unused,
 		}),
