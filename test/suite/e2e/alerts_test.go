@@ -102,7 +102,7 @@ consul {
 	}
 	thaw := disk.Freeze()
 	waits := make(chan testhost.Result, 1)
-	go func() { waits <- h.Try("node", "eligibility", "-enable", h.Name) }()
+	go func() { waits <- h.Try("node", "eligibility", "-disable", h.Name) }()
 	fires("PannierDiskHangs", "not finished a write")
 	thaw()
 	if r := <-waits; r.Code != 0 {
