@@ -270,7 +270,7 @@ func (r *rig) records() (out []string) {
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {
 			key := strings.ReplaceAll(string(it.Item().Key()), "\x00", " ")
-			if strings.HasPrefix(key, "boot ") {
+			if strings.HasPrefix(key, "boot ") || key == " digest" {
 				continue
 			}
 			var v any
