@@ -47,6 +47,15 @@ type rig struct {
 // newRig starts a host whose workloads w and f have a volume of an outside driver and one of a FUSE file system.
 func newRig(t *testing.T) *rig {
 	t.Helper()
+	r := prepareRig(t, "", "docker-volume")
+	r.h.Start()
+	r.use()
+	return r
+}
+
+// prepareRig makes such a host, with more in its configuration, and does not start it.
+func prepareRig(t *testing.T, more string, plugins ...string) *rig {
+	t.Helper()
 	testbin.RequireRoot(t, "an agent whose surroundings stall")
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skipf("needs /dev/fuse (%v); not covered: an agent whose surroundings stall", err)
@@ -60,14 +69,18 @@ csi_driver "faulty" {
 csi_driver "fuse" {
   command = [%q, "-endpoint", "${endpoint}", "-dir", "${data_dir}/volumes", "-version", "1"]
 }
-`, r.driver.Endpoint(), testbin.Build(t, "test/suite/fusedriver")), "docker-volume")
+%s`, r.driver.Endpoint(), testbin.Build(t, "test/suite/fusedriver"), more), plugins...)
 	r.disk = r.h.NewDisk(t, 256<<20)
-	r.h.Start()
+	return r
+}
+
+// use starts the workloads.
+func (r *rig) use() {
+	r.t.Helper()
 	for id, driver := range map[string]string{"w": "faulty", "f": "fuse"} {
 		r.volume(id, driver)
 		r.h.Run("workload", "start", r.workload(id))
 	}
-	return r
 }
 
 // volume registers a volume.
@@ -140,11 +153,15 @@ func (r *rig) answers() {
 // works checks that everything goes on as before: plugins, drivers, and a workload that comes and goes.
 func (r *rig) works() {
 	r.t.Helper()
-	r.h.AwaitDrivers()
-	r.h.Eventually("plugins serve", func() error {
+	r.h.Eventually("plugins and drivers serve", func() error {
 		s, err := r.h.Status()
 		if err != nil {
 			return err
+		}
+		for _, d := range s.GetDrivers() {
+			if !d.GetHealthy() && d.GetId() != mute {
+				return fmt.Errorf("driver %s: %s", d.GetId(), d.GetMessage())
+			}
 		}
 		for _, p := range s.GetPlugins() {
 			if p.GetState() != "running" {
@@ -251,7 +268,10 @@ func (r *rig) try(t *testing.T, n *tally, s stall, long bool) {
 	r.t = t
 	r.h.Use(t)
 	defer func() { r.t = before }()
-	agent := r.h.PID()
+	agent := 0
+	if r.h.Alive() {
+		agent = r.h.PID()
+	}
 	n.tried.Add(1)
 	end := s.begin(r)
 	if end == nil {
