@@ -211,7 +211,7 @@ func TestBinaryThatCannotBeCopied(t *testing.T) {
 		before := mustCall(t, s, "fixture", "")["pid"]
 		w.put("fixture", "good", "1.3.0")
 		st := await(t, s, "fixture", func(st supervisor.Status) bool { return len(st.Swaps) > 0 })
-		if !strings.Contains(st.LastError, "no space left on device") || len(st.Refused) > 0 {
+		if !strings.Contains(st.LastError, " MiB left, and this needs ") || len(st.Refused) > 0 {
 			t.Errorf("status %+v", st)
 		}
 		if now := mustCall(t, s, "fixture", "")["pid"]; now != before {
