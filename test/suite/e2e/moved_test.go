@@ -16,7 +16,7 @@ func TestDataDirectoryIsMoved(t *testing.T) {
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	volume(h, driver{id: "local"}, "v", "single-node-writer", "")
-	h.Run("workload", "start", workload(h, "w", "v", ""))
+	h.Run("workload", "start", workload(h, "moves", "v", ""))
 	h.Kill()
 	data, moved := h.Path("data"), h.Path("moved")
 	must(t, os.Rename(data, moved))
@@ -26,15 +26,15 @@ func TestDataDirectoryIsMoved(t *testing.T) {
 	h.Write("agent.hcl", strings.ReplaceAll(string(text), data, moved))
 	h.Begin()
 	h.AwaitEnd()
-	if log := h.LogTail(); !strings.Contains(log, "mv -T "+moved+" "+data) || !strings.Contains(log, `workload "w"`) {
+	if log := h.LogTail(); !strings.Contains(log, "mv -T "+moved+" "+data) || !strings.Contains(log, `workload "moves"`) {
 		t.Errorf("with the new path the agent says\n%s", log)
 	}
 	h.Write("agent.hcl", string(text))
 	h.Start()
-	h.Refused(3, []string{"no such workload", moved, "mv -T " + moved + " " + data}, "workload", "stop", "w")
+	h.Refused(3, []string{"no such workload", moved, "mv -T " + moved + " " + data}, "workload", "stop", "moves")
 	h.Stop()
 	must(t, errors.Join(os.Rename(data, h.Path("new")), os.Rename(moved, data)))
 	h.Start()
-	h.Run("workload", "stop", "w")
+	h.Run("workload", "stop", "moves")
 	h.NothingInUse()
 }

@@ -241,15 +241,22 @@ func (b *bridge) lease(context.Context, string) (storage.Client, func(), error) 
 func (b *bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions,
 	report func(storage.Fingerprint) error,
 ) error {
-	conn, err := grpc.NewClient(d.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}), grpc.WithIdleTimeout(0))
+	dial := func() (*grpc.ClientConn, error) {
+		return grpc.NewClient(d.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0))
+	}
+	conn, err := dial()
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { conn.Close() }()
 	var last *storage.Fingerprint
 	for {
-		conn.ResetConnectBackoff()
+		if last != nil && last.Message == unreachable { // another connection has no pause between its attempts
+			conn.Close()
+			if conn, err = dial(); err != nil {
+				return err
+			}
+		}
 		if now := ask(ctx, conn); ctx.Err() == nil && (last == nil || !reflect.DeepEqual(*last, now)) {
 			if err := report(now); err != nil {
 				return err
@@ -266,10 +273,13 @@ func (b *bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage
 	}
 }
 
+// unreachable is the message of a driver that nobody listens for.
+const unreachable = "the driver cannot be reached"
+
 func ask(ctx context.Context, conn *grpc.ClientConn) storage.Fingerprint {
 	probe, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{})
 	if err != nil {
-		return storage.Fingerprint{Message: "the driver cannot be reached"}
+		return storage.Fingerprint{Message: unreachable}
 	}
 	if !probe.GetReady().GetValue() {
 		return storage.Fingerprint{Message: "the driver is not ready"}
