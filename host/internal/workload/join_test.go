@@ -164,7 +164,8 @@ func TestAttemptsAndErrorsOfStepsAreTold(t *testing.T) {
 	var told collected
 	w, err := h.Stop(t.Context(), ref("w"), "the test stops it", told.progress)
 	check.NoError(t, err)
-	if !slices.Contains(told.seen, "unpublish a waiting") && !slices.Contains(told.seen, "publish a waiting") {
+	// A caller who is slow misses states between two that it sees.
+	if !slices.ContainsFunc(told.seen, func(s string) bool { return strings.HasSuffix(s, " waiting") }) {
 		t.Errorf("told: %q", told.seen)
 	}
 	for _, s := range w.Steps {
