@@ -29,7 +29,7 @@ GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
 GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -timeout 40m
 # Tests mostly wait, so more packages run at the same time than there are processors. Within a package
 # test/lib/check.SideBySide does the same for tests.
-AT_ONCE   = -p 4
+AT_ONCE   = -p 3
 # Packages whose tests run a built program, need root or start a server read this variable (test/lib/testbin). They
 # share the programs that they build, and Go's test cache does not apply to them, since it cannot know whether a
 # program has changed. It applies to all other packages.
