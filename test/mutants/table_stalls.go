@@ -14,7 +14,7 @@ var stalls = []mutant{
 	{
 		name: "damaged-record-ends-the-start", promise: "an agent starts with any file of its data directory damaged",
 		in: "host/internal/csi/drivers", decl: "loadRecord",
-		old: "errDamaged, err)",
+		old: "managed.ErrDamaged, err)",
 		new: "errors.ErrUnsupported, err)",
 		pkg: "./host/internal/csi/drivers", run: "^TestDamagedRecordIsSetAside$",
 	},

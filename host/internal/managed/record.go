@@ -34,6 +34,24 @@ type Record struct {
 	Left []process.Ref `json:"left,omitempty"`
 }
 
+// ErrDamaged says that a record is not what was written.
+var ErrDamaged = errors.New("it is damaged")
+
+// SetAside renames the file of a damaged record, which is not read again, and returns its new path.
+func SetAside(path string) (aside string, err error) {
+	aside = path + ".damaged"
+	return aside, os.Rename(path, aside)
+}
+
+// AddTokens adds the tokens of the record's processes to a set.
+func (r *Record) AddTokens(to map[string]bool) {
+	for _, run := range r.Runs {
+		if run.Process != nil {
+			to[run.Process.Token] = true
+		}
+	}
+}
+
 // Run is one process.
 type Run struct {
 	Number    uint64       `json:"number"`

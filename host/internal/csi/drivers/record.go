@@ -120,25 +120,21 @@ func loadRecords(dataDir string, log hclog.Logger) (map[string]record, error) {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			if errors.Is(err, errDamaged) {
+			if errors.Is(err, managed.ErrDamaged) {
 				damaged = true
-				aside := recordPath(dataDir, key) + ".damaged"
+				aside, failed := managed.SetAside(recordPath(dataDir, key))
 				log.Error("a driver's record is damaged: the driver starts anew; if it was registered and not configured, register it "+
 					"again", "driver", key, "error", err, "kept", aside)
-				err = os.Rename(recordPath(dataDir, key), aside)
-				if err == nil {
-					continue
+				if failed != nil {
+					return nil, failed
 				}
+				continue
 			}
 			if err != nil {
 				return nil, err
 			}
 			records[key] = r
-			for _, run := range r.Runs {
-				if run.Process != nil {
-					tokens[run.Process.Token] = true
-				}
-			}
+			r.AddTokens(tokens)
 		}
 	}
 	if damaged {
@@ -148,26 +144,18 @@ func loadRecords(dataDir string, log hclog.Logger) (map[string]record, error) {
 	return records, nil
 }
 
-// errDamaged: what was written is not what is read.
-var errDamaged = errors.New("it is damaged")
-
 func loadRecord(path, key string) (record, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return record{}, err
 	}
 	var r record
-	if err = json.Unmarshal(text, &r); err != nil {
-		err = fmt.Errorf("%w: %w", errDamaged, err)
-	} else if r.Version != recordVersion || r.Spec.key() != key {
-		err = fmt.Errorf("it has version %d and is of %q", r.Version, r.Spec.key())
+	if err := json.Unmarshal(text, &r); err != nil {
+		return record{}, fmt.Errorf("the record %s: %w: %w", path, managed.ErrDamaged, err)
 	}
-	if errors.Is(err, errDamaged) {
-		return record{}, fmt.Errorf("the record %s: %w", path, err)
-	}
-	if err != nil {
-		return record{}, fmt.Errorf(
-			"the record %s of driver %q cannot be used: %w: stop the driver's process and remove the file", path, key, err)
+	if r.Version != recordVersion || r.Spec.key() != key {
+		return record{}, fmt.Errorf("the record %s of driver %q cannot be used: it has version %d and is of %q: stop the driver's "+
+			"process and remove the file", path, key, r.Version, r.Spec.key())
 	}
 	return r, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk/wire"
@@ -71,13 +72,13 @@ func (s *Supervisor) sweep(recorded []string) error {
 	keep, tokens, damaged := map[string]bool{}, map[string]bool{}, false
 	for _, name := range recorded {
 		rec, err := loadRecord(s.dir, name)
-		if errors.Is(err, errDamaged) {
+		if errors.Is(err, managed.ErrDamaged) {
 			damaged = true
-			aside := recordPath(s.dir, name) + ".damaged"
+			aside, failed := managed.SetAside(recordPath(s.dir, name))
 			s.log.Error("a plugin's record is damaged: the plugin starts anew, and its pin and refusals are forgotten",
 				"plugin", name, "error", err, "kept", aside)
-			if err := os.Rename(recordPath(s.dir, name), aside); err != nil {
-				return err
+			if failed != nil {
+				return failed
 			}
 			continue
 		}
@@ -87,10 +88,8 @@ func (s *Supervisor) sweep(recorded []string) error {
 		}
 		for _, run := range rec.Runs {
 			keep[run.Dir] = true
-			if run.Process != nil {
-				tokens[run.Process.Token] = true
-			}
 		}
+		rec.AddTokens(tokens)
 	}
 	if damaged {
 		s.log.Warn("processes of plugins that are in no record were ended", "pids", process.EndUnrecorded(s.dir, tokens))

@@ -29,9 +29,6 @@ const recordFormat = 1
 
 func recordPath(dir, name string) string { return filepath.Join(dir, name+".json") }
 
-// errDamaged: what was written is not what is read.
-var errDamaged = errors.New("it is damaged")
-
 // loadRecord returns the zero record if there is none.
 func loadRecord(dir, name string) (record, error) {
 	rec := record{Format: recordFormat, Name: name}
@@ -43,7 +40,7 @@ func loadRecord(dir, name string) (record, error) {
 		return rec, fmt.Errorf("read the record of plugin %q: %w", name, err)
 	}
 	if err := json.Unmarshal(data, &rec); err != nil {
-		return record{Format: recordFormat, Name: name}, fmt.Errorf("read the record of plugin %q: %w: %w", name, errDamaged, err)
+		return record{Format: recordFormat, Name: name}, fmt.Errorf("read the record of plugin %q: %w: %w", name, managed.ErrDamaged, err)
 	}
 	if rec.Format != recordFormat || rec.Name != name {
 		return rec, fmt.Errorf("the record of plugin %q has format %d and name %q: was it written by a newer host?", name,
