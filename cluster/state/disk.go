@@ -76,12 +76,12 @@ func takeBallast(dir string) error {
 	for i := range int64(ballastFiles) {
 		path := filepath.Join(dir, fmt.Sprintf(ballastFile, i))
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|syscall.O_CLOEXEC, 0o600)
-		if errors.Is(err, syscall.ENOSPC) {
+		if full(err) {
 			return nil
 		}
 		if err == nil && i == 0 {
 			err = syscall.Fallocate(int(f.Fd()), 0, 0, ballastSize)
-			if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSPC) {
+			if errors.Is(err, syscall.EOPNOTSUPP) || full(err) {
 				err = nil
 			}
 		}
@@ -91,6 +91,8 @@ func takeBallast(dir string) error {
 	}
 	return nil
 }
+
+func full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 func dropBallast(dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "ballast*"))

@@ -1,5 +1,5 @@
 // Command fusedriver is a CSI driver (CSI spec 1.13) for tests: a child process serves each volume, a directory, as a
-// FUSE file system, as drivers of object stores do.
+// FUSE file system, as drivers of object stores do. `fusedriver changes` serves one whose changes fail and are late.
 package main
 
 import (
@@ -31,6 +31,9 @@ func main() {
 	args := os.Args[1:]
 	if len(args) == 3 && args[0] == "mount" {
 		run = func(args []string) error { return mount(args[1], args[2]) }
+	}
+	if len(args) == 1 && args[0] == "changes" {
+		run = func([]string) error { return mountChanges(os.Stdin, os.Stdout) }
 	}
 	if err := run(args); err != nil {
 		fmt.Fprintln(os.Stderr, "fusedriver:", err)

@@ -56,6 +56,14 @@ func newRig(t *testing.T) *rig {
 // prepareRig makes such a host, with more in its configuration, and does not start it.
 func prepareRig(t *testing.T, more string, plugins ...string) *rig {
 	t.Helper()
+	r := prepareDriver(t, more, plugins...)
+	r.disk = r.h.NewDisk(t, 256<<20)
+	return r
+}
+
+// prepareDriver makes such a host without a disk of its own.
+func prepareDriver(t *testing.T, more string, plugins ...string) *rig {
+	t.Helper()
 	testbin.RequireRoot(t, "an agent whose surroundings stall")
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skipf("needs /dev/fuse (%v); not covered: an agent whose surroundings stall", err)
@@ -70,7 +78,6 @@ csi_driver "fuse" {
   command = [%q, "-endpoint", "${endpoint}", "-dir", "${data_dir}/volumes", "-version", "1"]
 }
 %s`, r.driver.Endpoint(), testbin.Build(t, "test/suite/fusedriver"), more), plugins...)
-	r.disk = r.h.NewDisk(t, 256<<20)
 	return r
 }
 
@@ -153,6 +160,7 @@ func (r *rig) answers() {
 // works checks that everything goes on as before: plugins, drivers, and a workload that comes and goes.
 func (r *rig) works() {
 	r.t.Helper()
+	r.h.AwaitReady()
 	r.h.Eventually("plugins and drivers serve", func() error {
 		s, err := r.h.Status()
 		if err != nil {
