@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testns"
 )
@@ -152,6 +153,16 @@ func (d *Daemon) launch() error {
 			return fmt.Errorf("it does not answer: %s", out)
 		}
 	}
+}
+
+// Stall stops dockerd (SIGSTOP) until goOn, or until the test ends.
+func (d *Daemon) Stall(t testing.TB) (goOn func()) {
+	t.Helper()
+	pid := d.daemon.Process.Pid
+	check.Stop(t, pid)
+	goOn = func() { _ = unix.Kill(pid, unix.SIGCONT) }
+	t.Cleanup(goOn)
+	return goOn
 }
 
 // Restart ends the daemon as systemd does, and starts it again. Its containers run on with --live-restore.

@@ -31,6 +31,7 @@ func TestDocker(t *testing.T) {
 		{"stop without the plugin", stopWithoutPlugin},
 		{"plugin killed", pluginKilled},
 		{"engine restarted", engineRestarted},
+		{"engine stalled", engineStalled},
 	} {
 		if !t.Run(test.name, func(t *testing.T) {
 			r.Use(t)
@@ -310,4 +311,26 @@ func engineRestarted(t *testing.T, r *rig) {
 	r.held(t, "data")
 	r.docker(t, "rm", "--force", "c1")
 	r.awaitFree(t, "data")
+}
+
+// A dockerd that is stopped (SIGSTOP) holds what it holds. The agent answers meanwhile.
+func engineStalled(t *testing.T, r *rig) {
+	r.mkvolume(t, "stalled")
+	r.docker(t, "run", "--detach", "--name", "stalled", "-v", "stalled:/data", image)
+	r.rm(t, "stalled")
+	agent := r.Host.PID()
+	goOn := r.Daemon.Stall(t)
+	for _, args := range [][]string{{"status"}, {"workload", "status"}, {"doctor", "-config", r.Config}} {
+		got := r.Host.Try(args...)
+		if got.Code != 0 {
+			t.Errorf("pannier %v: exit code %d\n%s%s", args, got.Code, got.Stdout, got.Stderr)
+		}
+	}
+	r.held(t, "stalled")
+	goOn()
+	r.docker(t, "rm", "--force", "stalled")
+	r.awaitFree(t, "stalled")
+	if now := r.Host.PID(); !r.Alive() || now != agent {
+		t.Errorf("the agent was process %d and is %d", agent, now)
+	}
 }

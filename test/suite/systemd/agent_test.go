@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -56,6 +57,37 @@ func TestStopWhileItStarts(t *testing.T) {
 	h.Run("systemctl", "restart", "--no-block", "pannier.service")
 	h.Run("systemctl", "stop", "pannier.service")
 	h.is("pannier.service", "inactive")
+}
+
+// TestStalledInit stops systemd (SIGSTOP): the agent goes on, and gives a workload its volume.
+func TestStalledInit(t *testing.T) {
+	t.Parallel()
+	h := withUnit(t)
+	unit := h.started(1)
+	agent := h.pid()
+	h.Write("/root/workload.hcl", `workload "other" {
+  volume "data" {
+    source      = "other"
+    destination = "/mnt/other"
+  }
+}`, 0o644)
+	h.create("other")
+	check.Stop(t, h.PID())
+	for _, command := range []string{
+		"status", "doctor", "workload status redis", "workload start /root/workload.hcl", "workload stop other",
+	} {
+		if out, err := h.Try(append([]string{"timeout", "30", "pannier"}, strings.Fields(command)...)...); err != nil {
+			t.Errorf("pannier %s: %v\n%s", command, err, out)
+		}
+	}
+	h.released("other")
+	check.NoError(t, unix.Kill(h.PID(), unix.SIGCONT))
+	if now := h.started(1); now != unit {
+		t.Errorf("the unit's process was %s and is %s", unit, now)
+	}
+	if now := h.pid(); now != agent {
+		t.Errorf("the agent was process %d and is %d", agent, now)
+	}
 }
 
 // TestSocket restarts, stops and upgrades the agent: nobody who calls it is refused, and a call starts it.
