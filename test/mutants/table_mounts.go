@@ -235,9 +235,9 @@ var ofMounts = []mutant{
 	},
 	{
 		name: "reader-may-write", promise: "a workload that may only read gets no mount that can be written to",
-		in: "host/internal/workload/volumesteps", decl: "Steps.checkPublished",
-		old: "case v.Usage.ReadOnly && !m.ReadOnly:",
-		new: "case v.Usage.ReadOnly && m.Root == \"\":",
+		in: "host/internal/workload/volumesteps", decl: "Steps.restrict",
+		old: "		attributes |= unix.MOUNT_ATTR_RDONLY\n",
+		new: "		attributes |= 0\n",
 		pkg: workloadPkg, run: "^TestDriversSuccessIsVerified$",
 	},
 	{

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/internal/bytesize"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -223,7 +224,7 @@ func capacity(name, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
 	}
-	n, err := config.ParseSize(text)
+	n, err := bytesize.Parse(text)
 	if err != nil {
 		return 0, Usage("%s: %w", name, err)
 	}

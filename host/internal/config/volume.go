@@ -9,11 +9,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/dustin/go-humanize"
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/internal/bytesize"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/convert"
 )
@@ -155,23 +155,13 @@ func capacity(dst *int64) func(*section, string) {
 		if !s.str(name, &text) || text == "" {
 			return
 		}
-		n, err := ParseSize(text)
+		n, err := bytesize.Parse(text)
 		if err != nil {
 			s.fail(name, "%v", err)
 			return
 		}
 		*dst = n
 	}
-}
-
-// ParseSize reads a size in bytes such as "10GiB" or "500MB"; GiB are powers of
-// two, GB of ten.
-func ParseSize(text string) (int64, error) {
-	n, err := humanize.ParseBytes(text)
-	if err != nil || n > math.MaxInt64 || strings.HasPrefix(strings.TrimSpace(text), "-") {
-		return 0, fmt.Errorf("%q is not a size such as \"10GiB\"", text)
-	}
-	return int64(n), nil
 }
 
 func capabilities(s *section) []*hostv1.VolumeCapability {

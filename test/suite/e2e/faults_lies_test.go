@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -47,7 +48,7 @@ func TestDriverLies(t *testing.T) {
 		},
 		"writable in place of read-only": {
 			rpc: "NodePublishVolume", fault: published(func(r *csi.NodePublishVolumeRequest) { r.Readonly = false }),
-			readOnly: true, start: "the mount is not read-only",
+			readOnly: true, // the host makes it so
 		},
 		"unpublish of what stays": {
 			rpc: "NodeUnpublishVolume", fault: faultydriver.Lie(&csi.NodeUnpublishVolumeResponse{}), event: "it was mounted still",
@@ -83,6 +84,13 @@ func TestDriverLies(t *testing.T) {
 			switch err := stream.Err(); {
 			case lie.start == "":
 				must(t, err)
+				for _, m := range h.VolumeMounts() {
+					var at unix.Statfs_t
+					must(t, unix.Statfs(m, &at))
+					if lie.readOnly && strings.Contains(m, "/per-workload/") && at.Flags&unix.ST_RDONLY == 0 {
+						t.Errorf("%s is not read-only", m)
+					}
+				}
 				must(t, stop(t.Context(), c, "w"))
 			case err == nil || !strings.Contains(err.Error(), lie.start):
 				t.Errorf("the start does not say %q: %v", lie.start, err)

@@ -10,12 +10,12 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/dustin/go-humanize"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
+	"github.com/pannier/pannier/internal/bytesize"
 )
 
 // An ephemeral volume is made by NodePublishVolume and deleted by NodeUnpublishVolume (Kubernetes, "CSI ephemeral
@@ -114,11 +114,11 @@ func ephemeralSize(attributes map[string]string) (int64, error) {
 	if !given {
 		return 0, nil
 	}
-	size, err := humanize.ParseBytes(text)
-	if err != nil || size == 0 || size > 1<<62 {
+	size, err := bytesize.Parse(text)
+	if err != nil || size == 0 {
 		return 0, fmt.Errorf("attribute %q is %q: write such as 1GiB", sizeKey, text)
 	}
-	return int64(size), nil
+	return size, nil
 }
 
 // unpublishEphemeral unmounts an ephemeral volume from the target path and deletes it; it is not done for another

@@ -1,6 +1,7 @@
 package volumesteps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,13 +67,11 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	if err := s.publishNow(ctx, v, asked); err != nil {
 		return err
 	}
-	mounted, err := s.checkPublished(v)
-	if err != nil {
+	restricted := s.restrict(v)
+	mounted, err := s.checkPublished(v) // says best why it could not be restricted
+	if err := cmp.Or(err, restricted); err != nil {
 		return fmt.Errorf("publish volume %q for workload %q on driver %q: %w%s", v.VolumeRef, v.workload, v.PluginID, err,
 			s.unmountStrays(v, before))
-	}
-	if err := s.restrict(v); err != nil {
-		return fmt.Errorf("publish volume %q for workload %q: %w", v.VolumeRef, v.workload, err)
 	}
 	v.set.Update(func() { v.Mounted = mounted })
 	if v.guarded() { // which fails if the lease has ended meanwhile
@@ -150,8 +149,9 @@ func (s *Steps) grow(ctx context.Context, v *Volume) error {
 	})
 }
 
-// restrict makes set-user-ID programs and device files in the volume ineffective wherever its mount is bound, unless
-// the volume's definition says otherwise.
+// restrict makes the mount read-only for a reader, and set-user-ID programs and device files in the volume ineffective,
+// unless the volume's definition says otherwise. Wherever the mount is bound, that holds. A driver need not do it, and
+// one in a mount namespace of its own cannot: a remount there is not seen here.
 func (s *Steps) restrict(v *Volume) error {
 	if v.Usage.AttachmentMode == claim.BlockDevice {
 		return nil
@@ -162,6 +162,9 @@ func (s *Steps) restrict(v *Volume) error {
 	}
 	if !v.Dev() {
 		attributes |= unix.MOUNT_ATTR_NODEV
+	}
+	if v.Usage.ReadOnly {
+		attributes |= unix.MOUNT_ATTR_RDONLY
 	}
 	return s.Layout.Restrict(v.Target, attributes)
 }

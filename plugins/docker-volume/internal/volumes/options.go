@@ -3,14 +3,13 @@ package volumes
 import (
 	"errors"
 	"fmt"
-	"math"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/dustin/go-humanize"
 
+	"github.com/pannier/pannier/internal/bytesize"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -100,11 +99,11 @@ func yes(value string) (bool, error) {
 }
 
 func size(value string) (int64, error) {
-	n, err := humanize.ParseBytes(value)
-	if err != nil || n == 0 || n > math.MaxInt64 {
-		return 0, fmt.Errorf("%q is not a size such as 10GiB", value)
+	n, err := bytesize.Parse(value)
+	if err == nil && n == 0 {
+		err = errors.New("a volume has at least 1 byte")
 	}
-	return int64(n), nil
+	return n, err
 }
 
 // anonymous reports whether the engine made up the name, of a volume that nobody named: its data is never deleted.

@@ -41,8 +41,8 @@ func TestWrongOptions(t *testing.T) {
 		says   string
 	}{
 		"unknown":  {"v", map[string]string{"Size": "1GiB"}, `option "Size": is unknown; known are driver, size`},
-		"size":     {"v", map[string]string{"size": "-1"}, `"-1" is not a size such as 10GiB`},
-		"no size":  {"v", map[string]string{"size": "0"}, `"0" is not a size`},
+		"size":     {"v", map[string]string{"size": "-1"}, `"-1" is not a size such as "10GiB"`},
+		"no size":  {"v", map[string]string{"size": "0"}, `at least 1 byte`},
 		"bool":     {"v", map[string]string{"delete": "yes"}, `"yes" is neither true nor false`},
 		"name":     {"../v", nil, "letters, digits"},
 		"no name":  {"", nil, "letters, digits"},
