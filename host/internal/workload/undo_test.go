@@ -319,6 +319,15 @@ func TestDriversSuccessIsVerified(t *testing.T) {
 		h.stop(t, "w")
 		h.clean(t)
 	})
+	t.Run("mounted below the staging path", func(t *testing.T) {
+		h := newHost(t)
+		h.volume(t, full, "a")
+		h.start(t, spec("w", "a"))
+		own := filepath.Join(h.Layout.Staging(full, volumeRef("a"), usage()), "own")
+		h.on("unstage:after", 1, func(context.Context) error { return h.driver.bind(h.driver.base, remade(t, own), false) })
+		h.stop(t, "w")
+		h.clean(t)
+	})
 	t.Run("files are left", func(t *testing.T) {
 		h := newHost(t)
 		h.volume(t, plain, "a")

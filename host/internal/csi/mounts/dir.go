@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -130,21 +131,34 @@ func removeEmpty(in int, name string) error {
 // unmounts are the unmounts in progress, by path. One may take as long as its file system needs.
 var unmounts bounded.Calls
 
-// Unmount unmounts everything on path. It is for mounts that a driver said it had unmounted, or
+// Mounted returns what is mounted of a volume at a path, in the order of mounting: at the path itself and, if it is a
+// staging path, below it, where a driver may have a directory of its own (ceph-csi has).
+func (l Layout) Mounted(path string) (found []Mount, err error) {
+	there, err := Read()
+	_, rel, _ := l.split(path)
+	staging := strings.HasPrefix(rel, stagingDir+string(filepath.Separator))
+	return slices.DeleteFunc(there.Below(path), func(m Mount) bool { return m.Path != path && !staging }), err
+}
+
+// Unmount unmounts everything that is Mounted. It is for mounts that a driver said it had unmounted, or
 // forgot. A busy mount is an error, never detached lazily, and so is an unmount that has not ended.
 func (l Layout) Unmount(path string) error {
-	dir, rel, err := l.split(path)
-	if err != nil {
+	if _, _, err := l.split(path); err != nil {
 		return err
 	}
-	err = unmounts.Do(path, bounded.Patience, func() error {
+	err := unmounts.Do(path, bounded.Patience, func() error {
 		for {
-			m, err := At(path)
-			if err != nil || m == nil {
+			there, err := l.Mounted(path)
+			if err != nil || len(there) == 0 {
 				return err
 			}
-			if err := unmountBelow(dir, rel, 0); err != nil {
-				return fmt.Errorf("%s: %w", m, err)
+			last := there[len(there)-1]
+			dir, rel, err := l.split(last.Path)
+			if err == nil {
+				err = unmountBelow(dir, rel, 0)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", last, err)
 			}
 		}
 	})

@@ -172,6 +172,22 @@ func TestUnmountTakesAStackAway(t *testing.T) {
 	check.NoError(t, l.Unmount(path)) // nothing is there: no error
 }
 
+// TestUnmountBelow: what a driver has mounted below a staging path is its own. Below a target it is somebody else's.
+func TestUnmountBelow(t *testing.T) {
+	testbin.RequireRoot(t, "unmounting")
+	l := newLayout(t)
+	for _, path := range []string{l.Staging("d", data, rw), target(t, l)} {
+		own := filepath.Join(path, "a", "own")
+		check.NoError(t, os.MkdirAll(own, 0o700))
+		mount(t, "own", own, "tmpfs", 0)
+		check.NoError(t, l.Unmount(path))
+		m, err := At(own)
+		if check.NoError(t, err); (m == nil) != strings.Contains(path, "/staging/") {
+			t.Errorf("below %s there is %v", path, m)
+		}
+	}
+}
+
 func TestUnmountIsNeverLazy(t *testing.T) {
 	testbin.RequireRoot(t, "busy mounts")
 	l := newLayout(t)

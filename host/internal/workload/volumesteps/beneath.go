@@ -35,8 +35,8 @@ func inTheWay(verb string, v *Volume, err error) error {
 func (p *paths) unmount(ref claim.VolumeRef, path string, ours bool, call func() error) error {
 	err := call()
 	if err != nil && ours {
-		if there, atErr := mounts.At(path); atErr != nil || there != nil {
-			return p.inUse(path, err)
+		if there, readErr := p.layout.Mounted(path); readErr != nil || len(there) > 0 {
+			return p.inUse(path, fmt.Errorf("%w (mounted: %v)", err, there))
 		}
 		moved, asideErr := p.setAside(ref, path)
 		if asideErr != nil || !moved {
@@ -47,7 +47,7 @@ func (p *paths) unmount(ref claim.VolumeRef, path string, ours bool, call func()
 	if err != nil {
 		return err
 	}
-	if there, err := mounts.At(path); err != nil || there != nil {
+	if there, err := p.layout.Mounted(path); err != nil || len(there) > 0 {
 		err = errors.Join(err, p.removeMount(ref, path))
 		p.report(ref, path, fmt.Sprintf("the driver answered that it has unmounted %s, and it was mounted still: %v", path, there))
 		return err
