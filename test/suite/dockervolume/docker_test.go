@@ -126,7 +126,9 @@ func createAndRemove(t *testing.T, r *rig) {
 		t.Errorf("after its removal there are %q", got)
 	}
 	r.Host.Run("volume", "status", "-namespace", space, "v") // its data is kept
-	r.docker(t, "volume", "create", "-d", "pannier", "-o", "delete=true", "v")
+	r.Host.Run("volume", "expand", "-namespace", space, "v", "32MiB")
+	r.refused(t, []string{"capacity_min"}, "volume", "create", "-d", "pannier", "-o", "size=64MiB", "v")
+	r.docker(t, "volume", "create", "-d", "pannier", "-o", "size=16MiB", "-o", "delete=true", "v") // it has at least that
 	r.docker(t, "volume", "rm", "v")
 	r.Refused(3, []string{"not registered"}, "volume", "status", "-namespace", space, "v")
 }

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-
 	"github.com/pannier/pannier/internal/bytesize"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -66,7 +65,6 @@ func (c *config) read(name string, opts map[string]string) (w wish, err error) {
 			w.def.PluginId = value
 		case optSize:
 			w.def.CapacityMin, wrong = size(value)
-			w.def.CapacityMax = w.def.CapacityMin
 		case optAccessMode:
 			w.def.Capabilities[0].AccessMode = value
 		case optMountOptions:
@@ -98,7 +96,12 @@ func yes(value string) (bool, error) {
 	return false, fmt.Errorf("%q is neither true nor false", value)
 }
 
+// size reads the size that a volume has at least: its driver may round it up, and it may be expanded. A bare number was
+// GB to other plugins of Docker.
 func size(value string) (int64, error) {
+	if n, err := strconv.ParseUint(value, 10, 64); err == nil && n > 0 {
+		return 0, fmt.Errorf("%q has no unit: write %[1]sGB or %[1]sB", value)
+	}
 	n, err := bytesize.Parse(value)
 	if err == nil && n == 0 {
 		err = errors.New("a volume has at least 1 byte")

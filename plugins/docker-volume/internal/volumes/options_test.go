@@ -21,7 +21,7 @@ func TestOptions(t *testing.T) {
 	})
 	check.NoError(t, err)
 	d := w.def
-	if !w.defines || d.GetPluginId() != "ebs" || d.GetCapacityMin() != 10<<30 || d.GetCapacityMax() != 10<<30 ||
+	if !w.defines || d.GetPluginId() != "ebs" || d.GetCapacityMin() != 10<<30 || d.GetCapacityMax() != 0 ||
 		d.GetCapabilities()[0].GetAccessMode() != "multi-node-multi-writer" || d.GetMountOptions().GetFsType() != "xfs" ||
 		len(d.GetMountOptions().GetMountFlags()) != 2 || d.GetNamespace() != "shop" || d.GetSnapshotId() != "snap-1" ||
 		!w.use.ReadOnly || !w.use.Delete || w.use.Namespace != "shop" {
@@ -42,6 +42,7 @@ func TestWrongOptions(t *testing.T) {
 	}{
 		"unknown":  {"v", map[string]string{"Size": "1GiB"}, `option "Size": is unknown; known are driver, size`},
 		"size":     {"v", map[string]string{"size": "-1"}, `"-1" is not a size such as "10GiB"`},
+		"no unit":  {"v", map[string]string{"size": "100"}, `write 100GB or 100B`},
 		"no size":  {"v", map[string]string{"size": "0"}, `at least 1 byte`},
 		"bool":     {"v", map[string]string{"delete": "yes"}, `"yes" is neither true nor false`},
 		"name":     {"../v", nil, "letters, digits"},
