@@ -76,7 +76,7 @@ func TestLongTexts(t *testing.T) {
 		{"CreateVolume", &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: azure}}, create, ""},
 		{
 			"CreateVolume", &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: "v", VolumeContext: big}}, create,
-			`a volume_context of 4097 bytes, at most 4096 are allowed (CSI spec, "Size Limits"): the volume was made there with the id "v"`,
+			`a volume_context of 4097 bytes, at most 4096 are allowed (CSI spec, "Size Limits"): it is of the volume with the id "v"`,
 		},
 		{
 			"CreateVolume", &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: long}}, create,

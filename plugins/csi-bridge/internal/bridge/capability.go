@@ -111,21 +111,19 @@ func (b *Bridge) ValidateVolume(ctx context.Context, d storage.Driver, req stora
 		if err != nil {
 			return nil, err
 		}
-		return judge(asked, resp, op.Redactor)
+		return judge(asked, resp)
 	})
 	return warnings, err
 }
 
 // judge compares the capabilities that the driver confirmed with the requested ones. One match is enough;
 // differences of the other requested capabilities are then warnings.
-func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesResponse, hide driver.Redactor) ([]string,
-	error,
-) {
+func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesResponse) ([]string, error) {
 	confirmed := resp.GetConfirmed().GetVolumeCapabilities()
 	if len(confirmed) == 0 {
 		warning := "the driver did not confirm the capabilities"
 		if m := resp.GetMessage(); m != "" {
-			warning += ": " + driver.Bounded(hide.Text(m))
+			warning += ": " + m
 		}
 		return []string{warning}, nil
 	}

@@ -138,7 +138,7 @@ func describe(ctx context.Context, conn *driver.Conn, d storage.Driver) (storage
 		return storage.Fingerprint{}, err
 	}
 	fp := storage.Fingerprint{
-		Healthy: true, Provider: driver.Bounded(info.GetName()), Version: driver.Bounded(info.GetVendorVersion()), Node: node,
+		Healthy: true, Provider: info.GetName(), Version: info.GetVendorVersion(), Node: node,
 	}
 	if controller != nil {
 		caps := controller.ControllerCapabilities // a copy: controller is shared with the calls
@@ -166,7 +166,7 @@ func describeNode(ctx context.Context, conn *driver.Conn, d storage.Driver) (*st
 				return nil, status.Error(codes.Internal,
 					"NodeGetInfo answered without the required node_id: set it in the driver's flags or environment")
 			}
-			return info, driver.CheckID("node_id", info.GetNodeId())
+			return info, nil
 		})
 	switch {
 	case status.Code(err) == codes.Unimplemented:

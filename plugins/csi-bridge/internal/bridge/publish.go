@@ -24,7 +24,7 @@ func (b *Bridge) Attach(ctx context.Context, d storage.Driver, req storage.Attac
 			if err != nil {
 				return nil, err
 			}
-			resp, err := c.Controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+			return c.Controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
 				VolumeId:         v.ExternalID,
 				NodeId:           req.NodeID,
 				VolumeCapability: vc,
@@ -32,10 +32,6 @@ func (b *Bridge) Attach(ctx context.Context, d storage.Driver, req storage.Attac
 				Secrets:          v.Secrets,
 				VolumeContext:    v.Context,
 			})
-			if err != nil {
-				return nil, err
-			}
-			return resp, driver.CheckMap("publish_context", resp.GetPublishContext())
 		})
 	return resp.GetPublishContext(), err
 }

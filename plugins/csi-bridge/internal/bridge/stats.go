@@ -29,7 +29,7 @@ func (b *Bridge) VolumeStats(ctx context.Context, d storage.Driver, req storage.
 		if err != nil {
 			return storage.Stats{}, err
 		}
-		stats := storage.Stats{Usage: usage(resp), Condition: oldCondition(resp)}
+		stats := storage.Stats{Usage: usage(resp), Condition: oldCondition(resp, op.Redactor)}
 		if caps.VolumeHealth {
 			health, err := c.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 				VolumeId:          v.ExternalID,
@@ -39,10 +39,7 @@ func (b *Bridge) VolumeStats(ctx context.Context, d storage.Driver, req storage.
 			if err != nil {
 				return storage.Stats{}, err
 			}
-			stats.Condition = condition(health.GetVolumeHealth())
-		}
-		if stats.Condition != nil {
-			stats.Condition.Message = driver.Bounded(op.Redactor.Text(stats.Condition.Message))
+			stats.Condition = condition(health.GetVolumeHealth(), op.Redactor)
 		}
 		return stats, nil
 	})
@@ -63,7 +60,7 @@ func usage(resp *csi.NodeGetVolumeStatsResponse) []storage.Usage {
 }
 
 // condition converts a volume's health. Each entry of the health is a problem.
-func condition(h *csi.VolumeHealth) *storage.Condition {
+func condition(h *csi.VolumeHealth, hide driver.Redactor) *storage.Condition {
 	if h == nil {
 		return nil
 	}
@@ -75,14 +72,14 @@ func condition(h *csi.VolumeHealth) *storage.Condition {
 		}
 		texts = append(texts, strings.TrimSuffix(e.GetStatus().String()+": "+text, ": "))
 	}
-	return &storage.Condition{Abnormal: len(texts) > 0, Message: strings.Join(texts, "; ")}
+	return &storage.Condition{Abnormal: len(texts) > 0, Message: driver.Words(strings.Join(texts, "; "), hide)}
 }
 
 // oldCondition reads the VolumeCondition that drivers for versions of the spec before 1.13 put into field 2 of
 // NodeGetVolumeStatsResponse and of ListVolumes' VolumeStatus: {bool abnormal = 1; string message = 2}. The spec
 // has since reserved the number, so the field arrives as an unknown one. It returns nil if there is none or if it
 // cannot be parsed.
-func oldCondition(m proto.Message) *storage.Condition {
+func oldCondition(m proto.Message, hide driver.Redactor) *storage.Condition {
 	raw := afterTag(m.ProtoReflect().GetUnknown(), 2, protowire.BytesType)
 	if raw == nil {
 		return nil
@@ -96,7 +93,7 @@ func oldCondition(m proto.Message) *storage.Condition {
 		c.Abnormal = protowire.DecodeBool(v)
 	}
 	if s, n := protowire.ConsumeString(afterTag(body, 2, protowire.BytesType)); n > 0 {
-		c.Message = s
+		c.Message = driver.Words(s, hide)
 	}
 	return c
 }

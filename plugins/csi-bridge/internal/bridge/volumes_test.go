@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
@@ -234,11 +235,11 @@ func TestOldConditionOfAMalformedField(t *testing.T) {
 	for n := range whole {
 		m := &csi.NodeGetVolumeStatsResponse{}
 		m.ProtoReflect().SetUnknown(whole[:n])
-		if c := oldCondition(m); c != nil {
+		if c := oldCondition(m, driver.Redactor{}); c != nil {
 			t.Errorf("%d of %d bytes gave %+v", n, len(whole), c)
 		}
 	}
-	if oldCondition((*csi.ListVolumesResponse_VolumeStatus)(nil)) != nil {
+	if oldCondition((*csi.ListVolumesResponse_VolumeStatus)(nil), driver.Redactor{}) != nil {
 		t.Error("a volume without a status has a condition")
 	}
 }

@@ -280,7 +280,7 @@ func (r *run) outcome(b *strings.Builder) (answered bool) {
 		b.WriteString(status.Convert(r.last).Message())
 		return false
 	}
-	rpc, text := path.Base(failed.method), Bounded(r.op.Redactor.Text(failed.status.Message()))
+	rpc, text := path.Base(failed.method), Words(failed.status.Message(), r.op.Redactor)
 	switch {
 	case failed.died:
 		b.WriteString(text)

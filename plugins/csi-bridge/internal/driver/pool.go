@@ -214,7 +214,8 @@ func open(path string, locks *kmutex.Locks[string], log hclog.Logger, timing Tim
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(reconnect),
 		grpc.WithIdleTimeout(idleAfter),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage),
+			grpc.ForceCodecV2(newCodec())),
 		grpc.WithUnaryInterceptor(c.intercept),
 		grpc.WithStatsHandler(epochs{c}),
 		grpc.WithDisableRetry(), // only Do retries
