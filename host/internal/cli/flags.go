@@ -165,8 +165,7 @@ func entries[T any](p *paging, get func(size int32, token string) (page []T, nex
 			return nil, "", err
 		}
 		all = append(all, page...)
-		// A driver that returns the same token again would cause an endless loop.
-		if next == "" || next == token {
+		if next == "" {
 			return all, "", nil
 		}
 		token = next

@@ -54,6 +54,17 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 }
 
+func TestListThatDoesNotEnd(t *testing.T) {
+	for next, want := range map[string]string{"2": "", "3": "3", "": ""} {
+		answer := &csi.ListSnapshotsResponse{NextToken: next}
+		endList(&csi.ListSnapshotsRequest{StartingToken: "2"}, answer.ProtoReflect())
+		if answer.GetNextToken() != want {
+			t.Errorf("after 2 and %q comes %q, not %q", next, answer.GetNextToken(), want)
+		}
+	}
+	endList(&csi.GetPluginInfoRequest{}, (&csi.GetPluginInfoResponse{}).ProtoReflect())
+}
+
 func volumeAt(all ...*csi.Topology) proto.Message {
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: "v", AccessibleTopology: all}}
 }

@@ -94,7 +94,9 @@ func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc 
 	err := invoke(ctx, method, req, reply, cc,
 		append(opts, grpc.Peer(&to), grpc.Header(&header), grpc.Trailer(&trailer))...)
 	if err == nil {
-		err = bound(reply.(proto.Message).ProtoReflect(), info.op.Redactor)
+		answer := reply.(proto.Message).ProtoReflect()
+		endList(req, answer)
+		err = bound(answer, info.op.Redactor)
 	}
 	took := time.Since(started)
 	callsTotal.Add(1, info.op.Driver, path.Base(method), status.Code(err).String())
