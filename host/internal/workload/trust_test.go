@@ -111,14 +111,15 @@ func TestMountFlagsOfATenant(t *testing.T) {
 	try("a panic", []string{"noatime,errors=panic"}, nil, `volume "data"`, `"errors"`, "allowed_mount_flags", `csi_driver "full"`)
 	try("a panic of the workload", nil, []string{"errors=panic"}, `"errors"`)
 	try("rights", []string{"suid"}, nil, `"suid"`)
+	try("all at once", []string{"noatime,errors=panic", "suid"}, nil, `"errors", "suid": `, `allowed_mount_flags = ["errors", "suid"]`)
 	try("a secret", []string{"password=hunter2"}, nil, `"password"`)
 	h.drivers.set(full, func(d *drivers.Driver) {
 		d.AllowedMountFlags = []string{"suid", "dev", "errors=remount-ro"}
 	})
-	try("a panic beside another value", []string{"errors=panic"}, nil, `"errors"`)
+	try("a panic beside another value", []string{"errors=panic"}, nil, `["suid", "dev", "errors=remount-ro", "errors"]`)
 	try("rights of the workload", nil, []string{"suid"}, `"suid"`, "the volume's definition must have it")
 	try("devices of the workload", []string{"suid"}, []string{"suid", "dev"}, `"dev"`, "the volume's definition must have it")
-	try("harmless", []string{"noatime", "ro,discard", "nfsvers=4.1", "errors=remount-ro"}, nil)
+	try("harmless", []string{"noatime", "ro,discard", "nolock,nfsvers=4.1,timeo=600", "errors=remount-ro"}, nil)
 	try("by the definition", []string{"suid", "dev"}, nil)
 	try("withdrawn by the workload", []string{"suid", "dev"}, []string{"noatime"})
 	h.clean(t)

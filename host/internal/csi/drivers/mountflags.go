@@ -3,7 +3,9 @@ package drivers
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -18,27 +20,39 @@ var ErrMountFlag = errcode.FailedPrecondition.New("mount flag is not allowed")
 // give nobody rights.
 var harmless = []string{
 	"ro", "rw", "noatime", "nodiratime", "relatime", "strictatime", "lazytime", "sync", "dirsync",
-	"noexec", "nosuid", "nodev", "nosymfollow", "discard", "nodiscard", "nfsvers", "vers",
+	"noexec", "nosuid", "nodev", "nosymfollow", "discard", "nodiscard",
+	"nfsvers", "vers", "minorversion", "proto", "hard", "soft", "timeo", "retrans", "rsize", "wsize", "nolock", "actimeo",
 }
 
 // CheckMountFlags returns ErrMountFlag unless all mount flags are harmless or in AllowedMountFlags. Its text has the
-// flag's name only: a value may be a secret.
+// flags' names only: a value may be a secret.
 func (s Spec) CheckMountFlags(flags []string) error {
+	var refused []string
 	for flag := range eachFlag(flags) {
 		name, _, _ := strings.Cut(flag, "=")
 		allowed := func(a string) bool { return a == flag || a == name }
-		if (slices.ContainsFunc(harmless, allowed) || slices.ContainsFunc(s.AllowedMountFlags, allowed)) &&
-			!strings.ContainsFunc(flag, unicode.IsControl) {
-			continue
+		if strings.ContainsFunc(flag, unicode.IsControl) ||
+			!slices.ContainsFunc(harmless, allowed) && !slices.ContainsFunc(s.AllowedMountFlags, allowed) {
+			refused = append(refused, strconv.Quote(name))
 		}
-		return fmt.Errorf("mount_flags: %q: %w for driver %q: leave it out, or have root add it to allowed_mount_flags "+
-			"in the block csi_driver %q of the agent's configuration", name, ErrMountFlag, s.ID, s.ID)
 	}
-	return nil
+	if len(refused) == 0 {
+		return nil
+	}
+	return fmt.Errorf("mount_flags: %s: %w for driver %q: leave it out, or have root write into the block csi_driver %q of "+
+		"the agent's configuration: allowed_mount_flags = [%s]", strings.Join(refused, ", "), ErrMountFlag, s.ID, s.ID,
+		strings.Join(append(quoted(s.AllowedMountFlags), refused...), ", "))
+}
+
+func quoted(flags []string) (all []string) {
+	for _, flag := range flags {
+		all = append(all, strconv.Quote(flag))
+	}
+	return all
 }
 
 // eachFlag yields the flags; one string may have several (mount(8)).
-func eachFlag(flags []string) func(yield func(string) bool) {
+func eachFlag(flags []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, group := range flags {
 			for flag := range strings.SplitSeq(group, ",") {

@@ -23,7 +23,7 @@ func StorageCapability(o claim.MountOptions, modes claim.Capability) storage.Cap
 		AttachmentMode: storage.AttachmentMode(modes.AttachmentMode),
 	}
 	if modes.AttachmentMode == claim.FileSystem {
-		c.FSType, c.MountFlags, c.VolumeMountGroup = o.FSType, slices.Clone(o.Flags), o.Group
+		c.FSType, c.MountFlags, c.VolumeMountGroup = o.FSType, slices.Collect(eachFlag(o.Flags)), o.Group
 	}
 	return c
 }
