@@ -89,6 +89,12 @@ var ofNodes = []attack{
 		pkg:   transportPkg, run: "^TestManyConnectionsOfOnePeer$",
 	},
 	{
+		who: hostileNode, tries: "do that through a server that does not lead, which forwards the call with its own certificate",
+		stops: "a server names the certificate that it saw with each call that it forwards; the leader reads what that node is bound to",
+		pkg:   apiserverPkg, run: "^TestABoundNodeThroughAServer$",
+		worked: "7e0896a6: got <nil> (unknown), want permission_denied",
+	},
+	{
 		who: "a thief of a node's certificate", tries: "be that node, with an empty data directory",
 		stops: "a node needs its secret too",
 		pkg:   peerPkg, run: "^TestMachineOfTheSameName$",
