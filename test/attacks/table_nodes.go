@@ -95,6 +95,19 @@ var ofNodes = []attack{
 		worked: "7e0896a6: got <nil> (unknown), want permission_denied",
 	},
 	{
+		who: hostileNode, tries: "have the servers end any token of Consul, by its accessor as that of a workload's token",
+		stops: "an accessor comes from Consul's answer only",
+		pkg:   "./host/internal/consul/tokens", run: "^TestAccessorOfAStranger$",
+		worked: "00c25637: the ledger has the accessor 77777777-0000-4000-8000-000000000000 of a node; the stranger's token is gone",
+	},
+	{
+		who: hostileNode, tries: "do that with the accessor as the id that it chooses",
+		stops: "before a token is ended by the servers' own, its description and identity are compared, as when one is minted",
+		pkg:   "./plugins/sids/internal/tokens", run: "^TestRevokeIsOfTheSubject$",
+		worked:  "00c25637: got <nil>, want AlreadyExists; an operator's token is gone",
+		remains: "the tokens of its own workloads",
+	},
+	{
 		who: "a thief of a node's certificate", tries: "be that node, with an empty data directory",
 		stops: "a node needs its secret too",
 		pkg:   peerPkg, run: "^TestMachineOfTheSameName$",

@@ -91,6 +91,9 @@ var commands = []rule{
 			if t.Node != "" && t.Node != n.Name {
 				return n.own("token", t.Node)
 			}
+			if t.Accessor != "" {
+				return denied("only the servers know the accessor of a token")
+			}
 		}
 		if err := n.own("workload", c.Node); err != nil {
 			return err
@@ -117,12 +120,6 @@ var commands = []rule{
 			}
 		}
 		return nil
-	}),
-	of(func(ctx context.Context, n caller, c *command.PutToken) error {
-		if err := n.ownToken(ctx, c.Token); err != nil {
-			return err
-		}
-		return n.tokenOf(ctx, c.Token)
 	}),
 	of(func(ctx context.Context, n caller, c *command.DeleteTokens) error {
 		for _, id := range c.IDs {

@@ -188,7 +188,10 @@ func TestAMaliciousNode(t *testing.T) {
 					To: claim.NodeDetached,
 				}},
 			}), own, "operator"},
-		"a token noted": {apply("evil", &command.PutToken{Token: token}), own, "act for themselves"},
+		"a token noted": {apply("evil", &command.PutToken{Token: token}), own, "is for servers"},
+		"the accessor of a token": {apply("evil", &command.StartWorkload{
+			Ref: ref("x"), Node: "evil", Tokens: []claim.Token{{ID: token.ID, Node: "evil", Accessor: token.ID}},
+		}), own, "only the servers know the accessor"},
 		"a token forgotten": {
 			apply("evil", &command.DeleteTokens{IDs: []string{token.ID}}), own,
 			"act for themselves",
