@@ -108,6 +108,19 @@ var ofNodes = []attack{
 		remains: "the tokens of its own workloads",
 	},
 	{
+		who: hostileNode, tries: "write that workloads have ended, which run elsewhere or are in namespaces that the node is not bound to",
+		stops: "the end of a run changes no workload of another node, and begins none where the node may not",
+		pkg:   "./cluster/state", run: "^TestEndsOfABoundNode$",
+		worked:  "00c25637: the ledger has db of prod as ended, and LastEndedRunID:other of another node's workload",
+		remains: "it may end what it runs",
+	},
+	{
+		who: hostileNode, tries: "blame an operator for a release that it has forced",
+		stops: "the ledger has the node's certificate before the name that the node gives",
+		pkg:   peerPkg, run: "^TestForcedByIsTheNodesWord$",
+		worked: "00c25637: it was forced by \"pannier://dc1/cli/boss\"",
+	},
+	{
 		who: "a thief of a node's certificate", tries: "be that node, with an empty data directory",
 		stops: "a node needs its secret too",
 		pkg:   peerPkg, run: "^TestMachineOfTheSameName$",

@@ -111,12 +111,16 @@ var commands = []rule{
 		if c.By != "" {
 			return denied("only an operator may vouch that a node is down")
 		}
-		for _, item := range c.Items {
+		for at, item := range c.Items {
 			if claim.NodeDetached.Before(item.To) || item.Index == 0 {
 				return denied("a node may only mark claims as unpublished, each identified by its index")
 			}
 			if err := n.ownClaim(ctx, item); err != nil {
 				return err
+			}
+			if item.ForcedBy != "" {
+				by := fmt.Sprintf("%s for %s", n.Peer, item.ForcedBy) // who it is, is the node's word
+				c.Items[at].ForcedBy = by[:min(len(by), claim.MaxBy)]
 			}
 		}
 		return nil

@@ -83,6 +83,27 @@ func applied(resp *peerv1.ApplyResponse, err error) error {
 	return err
 }
 
+// TestForcedByIsTheNodesWord: the record of a claim says on whose word an operator forced its release.
+func TestForcedByIsTheNodesWord(t *testing.T) {
+	w := form(t, 1, "n1")
+	n1 := w.agents["n1"]
+	n1.register(t)
+	for id, by := range map[string]string{"v": "pannier://dc1/cli/boss", "long": strings.Repeat("x", claim.MaxBy)} {
+		v := w.volume(t, id, "d")
+		started, err := cluster.Apply(within(t), n1.Servers,
+			command.Start(claim.Run{Ref: ref(id), Node: "n1", ID: id}, []claim.Claim{wants(v)}))
+		must(t, err)
+		advanced, err := cluster.Apply(within(t), n1.Servers, &command.AdvanceClaims{Items: []command.Advance{{
+			Volume: v.VolumeRef, Workload: ref(id), Index: started.Claims[0].Index, To: claim.NodeDetached, ForcedBy: by,
+		}}})
+		must(t, err)
+		want := "pannier://dc1/node/n1 for " + by
+		if got := advanced.Items[0].Claim.ForcedBy; got != want[:min(len(want), claim.MaxBy)] {
+			t.Errorf("it was forced by %q, want %q", got, want)
+		}
+	}
+}
+
 // Each call that a node may not make is refused and logged, and changes nothing.
 func TestAMaliciousNode(t *testing.T) {
 	w := form(t, 1, "good", "evil")
