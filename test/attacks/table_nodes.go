@@ -95,6 +95,13 @@ var ofNodes = []attack{
 		worked: "7e0896a6: got <nil> (unknown), want permission_denied",
 	},
 	{
+		who: hostileNode, tries: "do that through another node, which is bound to nothing, or by any other call, through any door",
+		stops: "a node forwards no calls of other nodes; [the walk](../../docs/acl-calls.md) over all calls and doors",
+		pkg:   apiserverPkg, run: "^TestEveryDoor$",
+		worked:  "00c25637: ACLService/BootstrapACL is not implemented; want a node's certificate is for the API of servers",
+		remains: "of what has no namespace it may read all but logs",
+	},
+	{
 		who: hostileNode, tries: "have the servers end any token of Consul, by its accessor as that of a workload's token",
 		stops: "an accessor comes from Consul's answer only",
 		pkg:   "./host/internal/consul/tokens", run: "^TestAccessorOfAStranger$",

@@ -38,6 +38,13 @@ var otherNodes = []mutant{
 		pkg: apiserverPkg, run: "^TestABoundNodeThroughAServer$",
 	},
 	{
+		name: "nodes-forward-for-nodes", promise: "a node forwards no calls of other nodes, which may be bound to less",
+		in: "host/internal/apiserver", decl: "Server.gate",
+		old: "!errors.Is(err, errNodeHere)",
+		new: "err != nil",
+		pkg: apiserverPkg, run: "^TestEveryDoor$",
+	},
+	{
 		name: "claims-of-a-node-shown", promise: "a node's status shows the claims of visible namespaces only",
 		in: "host/internal/apiserver", decl: "Server.filter",
 		old: "		m.Claims = keep(m.GetClaims(), func(k *hostv1.Claim) bool { return c.Sees(k, acl.CSIReadVolume) })\n",

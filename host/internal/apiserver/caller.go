@@ -79,7 +79,8 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 	return c, nil
 }
 
-// errNodeHere: only servers can tell to which namespaces a node is bound, and nodes call no others.
+// errNodeHere: only servers can tell to which namespaces a node is bound, and nodes call no others. A node does not
+// forward such a call either: it would lend the caller what it is bound to itself.
 var errNodeHere = errcode.PermissionDenied.New("a node's certificate is for the API of servers: use one of the role cli")
 
 // bind reads to which namespaces the node is bound from which the call came, directly or through a server: whatever

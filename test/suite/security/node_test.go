@@ -210,6 +210,13 @@ audit {
 				}
 			}
 		}
+		for _, args := range [][]string{
+			{"acl", "token", "list"}, {"volume", "status", "-namespace", "prod", "db"}, {"node", "namespaces", "-any", n2.Name},
+		} {
+			if out, err := over(c, n2, n1, args...); err == nil || !strings.Contains(out, "is for the API of servers") {
+				t.Errorf("%v with a stolen management token, to another node: %v\n%s", args, err, out)
+			}
+		}
 		n1.Token = prod
 		n1.Run("workload", "start", n1.Write("seen.workload.hcl", "workload \"seen\" {\n  namespace = \"prod\"\n}\n"))
 		n2.Token = management

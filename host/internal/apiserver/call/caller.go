@@ -190,7 +190,7 @@ func (c *Caller) Has(policy string) bool { return slices.Contains(c.Policies, po
 
 // Lacks returns an error that names the missing permission, "" if all are missing, and the token.
 func (c *Caller) Lacks(what string) error {
-	if c.Accessor == "" && c.Bound == nil {
+	if c.Accessor == "" && (c.Bound == nil || what == "") {
 		text := "ACLs are on and this call has no token: set PANNIER_TOKEN or -token-file"
 		if what != "" {
 			text = fmt.Sprintf("%s (%s is missing)", text, what)
