@@ -99,7 +99,7 @@ var ofNodes = []attack{
 		stops: "a node forwards no calls of other nodes; [the walk](../../docs/acl-calls.md) over all calls and doors",
 		pkg:   apiserverPkg, run: "^TestEveryDoor$",
 		worked:  "00c25637: ACLService/BootstrapACL is not implemented; want a node's certificate is for the API of servers",
-		remains: "of what has no namespace it may read all but logs",
+		remains: "of what has no namespace, all but what is about agents may be read",
 	},
 	{
 		who: hostileNode, tries: "have the servers end any token of Consul, by its accessor as that of a workload's token",

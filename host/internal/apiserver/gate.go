@@ -39,6 +39,7 @@ func (s *Server) gate(next http.Handler) http.Handler {
 		method := methodOf(r.URL.Path)
 		if method != nil {
 			c, err := s.admit(r.Context(), r.URL.Path, r.Header)
+			r = r.WithContext(context.WithValue(r.Context(), admittedKey{}, c))
 			switch {
 			case err != nil && s.answeredElsewhere(method, r) && !errors.Is(err, errNodeHere) &&
 				(c.Cert != nil || c.Plugin != "" || s.access.check(c.Peer) == nil):

@@ -52,7 +52,7 @@ var needs = map[string]need{
 	v1.DriverServiceRestartDriverProcedure:    change(to(acl.Plugin, acl.Write), forced(to(acl.Operator, acl.Write))),
 	v1.DriverServiceListDriversProcedure:      query(to(acl.Plugin, acl.List)),
 	v1.DriverServiceGetDriverProcedure:        query(to(acl.Plugin, acl.Read)),
-	v1.DriverServiceDriverLogProcedure:        query(to(acl.Agent, acl.Read), everywhere),
+	v1.DriverServiceDriverLogProcedure:        query(to(acl.Agent, acl.Read)), // the log is about all namespaces
 
 	v1.DeviceServiceListDevicesProcedure: query(to(acl.Node, acl.Read)),
 	v1.DeviceServiceDeviceStatsProcedure: query(to(acl.Node, acl.Read)),
@@ -66,7 +66,7 @@ var needs = map[string]need{
 	v1.PluginServiceUnpinPluginProcedure:    change(to(acl.Plugin, acl.Write)),
 	v1.PluginServiceRemovePluginProcedure:   change(to(acl.Plugin, acl.Write)),
 	v1.PluginServiceVerifyPluginProcedure:   change(to(acl.Plugin, acl.Write)),
-	v1.PluginServicePluginLogProcedure:      query(to(acl.Agent, acl.Read), everywhere),
+	v1.PluginServicePluginLogProcedure:      query(to(acl.Agent, acl.Read)), // the log is about all namespaces
 
 	v1.TokenServiceListTokensProcedure:  query(within(acl.ReadWorkload)),
 	v1.TokenServiceSweepTokensProcedure: change(to(acl.Operator, acl.Write)),
@@ -78,7 +78,7 @@ var needs = map[string]need{
 	v1.AgentServiceUpgradeProcedure: change(to(acl.Agent, acl.Write)),
 	// Stacks and logs are about all namespaces, and profiling costs time.
 	v1.AgentServiceDiagnoseProcedure: change(to(acl.Agent, acl.Write)),
-	v1.AgentServiceMonitorProcedure:  query(to(acl.Agent, acl.Read), everywhere),
+	v1.AgentServiceMonitorProcedure:  query(to(acl.Agent, acl.Read)), // the log is about all namespaces
 	v1.AgentServiceExamineProcedure:  query(to(acl.Agent, acl.Read)), // its calls need what they need
 
 	v1.NodeServiceListNodesProcedure:          query(to(acl.Node, acl.Read)),
@@ -256,14 +256,6 @@ func identities(c *call.Caller, msg any) error {
 	if len(missing) > 0 {
 		return c.Lacks(fmt.Sprintf("services = [%s] in the block namespace %q of a policy",
 			call.Shortened(strings.Join(missing, ", ")), call.Shortened(namespaceOf(msg))))
-	}
-	return nil
-}
-
-// everywhere requires that the call comes from no bound node: logs are about all namespaces.
-func everywhere(c *call.Caller, _ any) error {
-	if c.Bound != nil {
-		return c.Lacks("the right to read about all namespaces")
 	}
 	return nil
 }
