@@ -24,7 +24,7 @@ type ask struct {
 type reply struct {
 	Status  Status `json:"status"`
 	Promise bool   `json:"promise,omitempty"` // the promise was given
-	// Joins is the cluster that the server joins; empty: it has raft state, or it is of a version that cannot say.
+	// Joins is the cluster that the server joins; empty: it has raft state.
 	Joins string `json:"joins,omitempty"`
 }
 
