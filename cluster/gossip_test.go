@@ -140,7 +140,7 @@ func TestForgedLeave(t *testing.T) {
 	register(t, c.Client(), "a")
 }
 
-// TestAServerOfGossipOnly: who has the gossip key announces servers that no one else is, the first and the last by name,
+// TestAServerOfGossipOnly: who has the gossip key announces servers that do not exist, the first and the last by name,
 // with any tags: the cluster is formed, grows and is written to as without them.
 func TestAServerOfGossipOnly(t *testing.T) {
 	t.Parallel()

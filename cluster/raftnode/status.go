@@ -92,8 +92,8 @@ func (n *Node) reply(ctx context.Context, q ask) reply {
 func (n *Node) Status() Status {
 	s := Status{
 		ID: n.cfg.ID, Formed: n.formed(), Expects: n.cfg.BootstrapExpect, PromisedTo: n.forming.promised().To,
-		Leads: n.State() == raft.Leader, Leaving: n.leaving.Load(), Term: n.CurrentTerm(), LastIndex: n.LastIndex(), LastContact: n.SinceContact(),
-		WriteTime: n.writeTime(),
+		Leads: n.State() == raft.Leader, Leaving: n.leaving.Load(), Term: n.CurrentTerm(), LastIndex: n.LastIndex(),
+		LastContact: n.SinceContact(), WriteTime: n.writeTime(),
 	}
 	stats := n.Stats()
 	for _, last := range []string{"last_log_term", "last_snapshot_term"} { // after a snapshot the log may be empty

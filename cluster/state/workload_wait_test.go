@@ -204,7 +204,8 @@ func TestLateStart(t *testing.T) {
 	l.must(start("a", "five"))
 }
 
-// TestEndsOfABoundNode: a node that ends runs of others, and of namespaces that it is not bound to, changes no workload.
+// TestEndsOfABoundNode: a node that ends runs of others, or of namespaces that it is not bound to, changes
+// no workload.
 func TestEndsOfABoundNode(t *testing.T) {
 	l := open(t)
 	for _, name := range []string{"a", "evil"} {
