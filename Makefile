@@ -258,7 +258,8 @@ proto: ## Generate Go code from the protobuf files, beside them, and descriptors
 	@$(DESCRIPTORS) sdk/api/proto -o sdk/api/proto/api.binpb
 
 .PHONY: docs
-docs: ## Write the tables of conformance checks, planted bugs and attacks, beside their suites
+docs: ## Write the tables of conformance checks, planted bugs, attacks and the API's calls
+	@go test -count=1 ./host/internal/apiserver -run '^TestEveryDoor$$' -update
 	@go test -count=1 ./sdk/conformance -run '^TestPage$$' -update
 	@go test -count=1 ./test/mutants -run '^TestPage$$' -update
 	@go test -count=1 ./test/attacks -run '^TestPage$$' -update

@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/serf/serf"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
@@ -136,6 +138,49 @@ func TestForgedLeave(t *testing.T) {
 		t.Error("a server votes no more")
 	}
 	register(t, c.Client(), "a")
+}
+
+// TestAServerOfGossipOnly: who has the gossip key announces servers that do not exist, the first and the last by name,
+// with any tags: the cluster is formed, grows and is written to as without them.
+func TestAServerOfGossipOnly(t *testing.T) {
+	t.Parallel()
+	c := clustertest.Prepare(t, 3, clustertest.Options{})
+	first := c.Hosts()[0]
+	first.Start(t)
+	for _, ghost := range []string{"a-ghost", "z-ghost"} {
+		announce(t, ghost, first, map[string]string{
+			"role": "server", "id": ghost, "dc": "dc1", "rpc": "127.0.0.1:1", "expect": "3", "bootstrapped": "1",
+			"ledger": "-1", "version": "0.0.0", "cluster": "another",
+		})
+	}
+	for _, other := range c.Hosts()[1:] {
+		other.Start(t)
+	}
+	c.WaitReady(t)
+	c.WaitVoters(t, "server-1", "server-2", "server-3")
+	register(t, c.Client(), "a")
+	c.Add(t, "server-4", 3).Start(t)
+	c.WaitVoters(t, names(c.Hosts())...)
+	register(t, c.Client(), "b")
+}
+
+// announce has a member in gossip that is no agent, until the test ends.
+func announce(t *testing.T, name string, to *clustertest.Host, tags map[string]string) {
+	t.Helper()
+	conf := serf.DefaultConfig()
+	conf.NodeName, conf.Tags, conf.LogOutput = name, tags, io.Discard
+	conf.MemberlistConfig.BindAddr, conf.MemberlistConfig.BindPort = "127.0.0.1", 0
+	conf.MemberlistConfig.LogOutput = io.Discard
+	ghost := check.Must(serf.Create(conf))(t)
+	t.Cleanup(func() {
+		check.NoError(t, ghost.Shutdown())
+		<-ghost.ShutdownCh()
+	})
+	check.Must(ghost.Join([]string{to.Discovery.Addr()}, true))(t)
+	clustertest.Eventually(t, "gossip knows "+name, func() bool {
+		m, known := to.Discovery.Member(name)
+		return known && m.Role == discovery.Server && m.Status == discovery.Alive
+	})
 }
 
 // TestLeftAndDead: a server that has only told gossip that it leaves, and does not answer, is removed as a dead one,

@@ -192,15 +192,8 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 	if !slices.Contains(servers, name) {
 		return fmt.Errorf("remove the server %q: %w", name, ErrNoPeer)
 	}
-	alive := name == n.name
-	if n.members != nil {
-		alive = alive || slices.ContainsFunc(n.members.Members(), func(m discovery.Member) bool {
-			return m.Name == name && m.Role == discovery.Server && m.Status == discovery.Alive
-		})
-	}
-	if alive {
-		return fmt.Errorf("remove the server %q: %w: gossip still hears from it, and notices within 10 s that a machine is off: "+
-			"if it is, repeat then; otherwise run pannier agent leave on it", name, ErrPeerAlive)
+	if _, err := n.raft.Ask(ctx, name); err == nil || name == n.name {
+		return fmt.Errorf("remove the server %q: %w: it answers; run on it: pannier agent leave", name, ErrPeerAlive)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err

@@ -43,9 +43,6 @@ type Node struct {
 	ModifiedAt  time.Time `json:"modified_at"`
 }
 
-// LevelAttribute is the attribute of a node with the newest level of commands that its agent knows.
-const LevelAttribute = "pannier.level"
-
 // NodeStatus is whether the leader hears from a node.
 type NodeStatus string
 

@@ -12,15 +12,15 @@ const MaxID = 128
 // maxDriverNodeID bounds a driver's own id of a node, in bytes (CSI spec, NodeGetInfoResponse).
 const maxDriverNodeID = 256
 
-// maxBy bounds the name of an operator who vouches for something, in bytes.
-const maxBy = 256
+// MaxBy bounds the name of an operator who vouches for something, in bytes.
+const MaxBy = 256
 
 // CheckBy checks the name of an operator who vouches that a node is down; empty is allowed. The error is a
 // *FieldError.
 func CheckBy(by string) error {
-	if len(by) > maxBy {
+	if len(by) > MaxBy {
 		return &FieldError{Object: "operator", Field: "by", Problem: fmt.Sprintf("has %d bytes: at most %d are allowed",
-			len(by), maxBy)}
+			len(by), MaxBy)}
 	}
 	return nil
 }

@@ -270,12 +270,6 @@ func (d *Discovery) Addr() string {
 	return net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port)))
 }
 
-// SetFormed announces that this server's cluster has been formed. Agents that miss the announcement learn it
-// later.
-func (d *Discovery) SetFormed() {
-	d.announce(func(s *Self) { s.Formed = true })
-}
-
 // SetCluster announces the id of this agent's cluster.
 func (d *Discovery) SetCluster(id string) {
 	d.announce(func(s *Self) { s.Cluster = id })

@@ -32,7 +32,7 @@ const deadline = 60 * time.Second
 
 func self(name string) discovery.Self {
 	return discovery.Self{
-		Name: name, Role: discovery.Server, Datacenter: "dc1", RPC: "127.0.0.1:1", Expect: 3,
+		Name: name, Role: discovery.Server, Datacenter: "dc1", RPC: "127.0.0.1:1",
 		Version: "1",
 	}
 }
@@ -108,8 +108,8 @@ func TestFindOneAnother(t *testing.T) {
 	if _, ok := a.Member("c"); ok || a.Alive() != 2 || b.Alive() != 2 {
 		t.Errorf("of two, a knows %d and b %d", a.Alive(), b.Alive())
 	}
-	a.SetFormed()
-	until(t, b, "b learns that a is formed", func([]discovery.Member) bool { m, _ := b.Member("a"); return m.Formed })
+	a.SetCluster("c1")
+	until(t, b, "b learns a's cluster", func([]discovery.Member) bool { m, _ := b.Member("a"); return m.Cluster == "c1" })
 	check.NoError(t, b.Leave())
 	until(t, a, "the leave", sees("b", discovery.Left))
 }

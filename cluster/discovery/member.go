@@ -35,14 +35,11 @@ type Self struct {
 	Role       Role
 	Datacenter string
 	RPC        string // the address of its RPC port, as others reach it: ip:port
-	Expect     int    // a server's bootstrap_expect
 	Version    string // of the program
 	// Machine tells machines of one name apart: claim.Machine of the node's secret.
 	Machine string
 	// Cluster is the cluster's id; empty until this agent has learned it.
 	Cluster string
-	// Formed says that a server's cluster has been formed: the server has raft state.
-	Formed bool
 }
 
 // Member is one agent as gossip knows it.
@@ -59,9 +56,7 @@ const (
 	tagName    = "id"
 	tagDC      = "dc"
 	tagRPC     = "rpc"
-	tagExpect  = "expect"
 	tagVer     = "version"
-	tagFormed  = "bootstrapped"
 	tagMachine = "machine"
 	tagCluster = "cluster"
 )
@@ -71,14 +66,8 @@ func (s Self) tags() map[string]string {
 		tagRole: string(s.Role), tagName: s.Name, tagDC: s.Datacenter, tagRPC: s.RPC,
 		tagVer: s.Version, tagMachine: s.Machine,
 	}
-	if s.Role == Server {
-		tags[tagExpect] = strconv.Itoa(s.Expect)
-	}
 	if s.Cluster != "" {
 		tags[tagCluster] = s.Cluster
-	}
-	if s.Formed {
-		tags[tagFormed] = "1"
 	}
 	return tags
 }
@@ -108,23 +97,14 @@ func parse(m serf.Member) (Member, error) {
 	if m.Tags[tagName] != m.Name {
 		return Member{}, fmt.Errorf("member %q at %s calls itself %q", m.Name, m.Addr, m.Tags[tagName])
 	}
-	member := Member{
+	return Member{
 		Self: Self{
 			Name: m.Name, Role: role, Datacenter: m.Tags[tagDC], RPC: m.Tags[tagRPC],
-			Version: m.Tags[tagVer], Formed: m.Tags[tagFormed] == "1", Machine: m.Tags[tagMachine],
-			Cluster: m.Tags[tagCluster],
+			Version: m.Tags[tagVer], Machine: m.Tags[tagMachine], Cluster: m.Tags[tagCluster],
 		},
 		Status: status(m.Status),
 		Gossip: net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port))),
-	}
-	if role == Node {
-		return member, nil
-	}
-	var err error
-	if member.Expect, err = strconv.Atoi(m.Tags[tagExpect]); err != nil {
-		return Member{}, fmt.Errorf("server %q at %s expects %q servers: %w", m.Name, m.Addr, m.Tags[tagExpect], err)
-	}
-	return member, nil
+	}, nil
 }
 
 func status(s serf.MemberStatus) Status {

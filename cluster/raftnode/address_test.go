@@ -74,14 +74,13 @@ func (p *pipe) Addr() net.Addr { return &net.UnixAddr{Name: p.name} }
 
 func (all pipes) Members() (members []discovery.Member) {
 	for name := range all {
-		self := discovery.Self{Name: name, Role: discovery.Server, RPC: name, Expect: len(all)}
+		self := discovery.Self{Name: name, Role: discovery.Server, RPC: name}
 		members = append(members, discovery.Member{Self: self, Status: discovery.Alive})
 	}
 	return members
 }
 
 func (pipes) Changed() <-chan struct{}      { return nil }
-func (pipes) SetFormed()                    {}
 func (pipes) ForceLeave(string, bool) error { return nil }
 
 // TestForgedAddress: a server that is asked for by another's address would count, and vote, for two.

@@ -15,7 +15,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
-	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
@@ -68,13 +67,11 @@ func newForming(n *Node, log hclog.Logger) (*forming, error) {
 	return f, nil
 }
 
-// run waits until this server has raft state, forms the cluster if this server has to, and announces by gossip
-// that it is formed.
+// run waits until this server has raft state, and forms the cluster if this server has to.
 func (f *forming) run(ctx context.Context) {
 	for {
 		changed := f.n.cfg.Members.Changed()
 		if f.n.formed() {
-			f.n.cfg.Members.SetFormed()
 			if err := f.forget(); err != nil {
 				f.log.Warn("the promise to form a cluster is no longer needed but could not be removed",
 					"file", f.path, "error", err)
@@ -104,7 +101,7 @@ func (f *forming) try(ctx context.Context) error {
 		f.say("waiting to be added to a cluster")
 		return nil
 	}
-	candidates, formed := f.candidates()
+	candidates, formed := f.candidates(ctx)
 	if formed != "" {
 		f.say("waiting to be added to the cluster", "of", formed)
 		return f.abandon()
@@ -134,20 +131,20 @@ func (f *forming) try(ctx context.Context) error {
 }
 
 // candidates returns the servers that wait to form a cluster of the same size, by name; formed names a server that
-// already has a cluster.
-func (f *forming) candidates() (names []string, formed string) {
-	for _, m := range f.n.cfg.Members.Members() {
+// already has a cluster. Each has said so itself, over TLS: gossip gives its address only.
+func (f *forming) candidates(ctx context.Context) (names []string, formed string) {
+	for name, s := range f.n.askAll(ctx, f.n.cfg.Members.Members()) {
 		switch {
-		case m.Role != discovery.Server || m.Status != discovery.Alive:
-		case m.Formed && m.Name != f.n.cfg.ID:
-			formed = m.Name
-		case m.Expect == f.n.cfg.BootstrapExpect:
-			names = append(names, m.Name)
+		case s.Formed && name != f.n.cfg.ID:
+			formed = name
+		case s.Expects == f.n.cfg.BootstrapExpect:
+			names = append(names, name)
 		default:
-			f.say("another server expects another number of servers", "server", m.Name, "expects", m.Expect, "here",
+			f.say("another server expects another number of servers", "server", name, "expects", s.Expects, "here",
 				f.n.cfg.BootstrapExpect)
 		}
 	}
+	slices.Sort(names)
 	return names, formed
 }
 

@@ -143,7 +143,7 @@ func (m *manager) admit(ctx context.Context, name string) error {
 			"stop it, and remove its ledger if it is to join this one",
 			name, s.Report.Cluster, identity)
 	}
-	if !s.Formed && r.Joins != "" && r.Joins != identity {
+	if !s.Formed && r.Joins != identity {
 		return fmt.Errorf("server %q joins another cluster (%q, not %q): "+
 			"stop it, and remove its ledger if it is to join this one", name, r.Joins, identity)
 	}

@@ -17,7 +17,6 @@ type gossip []discovery.Member
 
 func (g gossip) Members() []discovery.Member { return g }
 func (gossip) Changed() <-chan struct{}      { return nil }
-func (gossip) SetFormed()                    {}
 func (gossip) ForceLeave(string, bool) error { return nil }
 func failedServers(ids ...raft.ServerID) (all []*autopilot.Server) {
 	for _, id := range ids {

@@ -73,8 +73,6 @@ type Members interface {
 	Members() []discovery.Member
 	// Changed is closed by the next change.
 	Changed() <-chan struct{}
-	// SetFormed announces that this server's cluster is formed.
-	SetFormed()
 	// ForceLeave makes the others treat a failed agent as one that has left.
 	ForceLeave(name string, prune bool) error
 }

@@ -24,7 +24,7 @@ type ask struct {
 type reply struct {
 	Status  Status `json:"status"`
 	Promise bool   `json:"promise,omitempty"` // the promise was given
-	// Joins is the cluster that the server joins; empty: it has raft state, or it is of a version that cannot say.
+	// Joins is the cluster that the server joins; empty: it has raft state.
 	Joins string `json:"joins,omitempty"`
 }
 
@@ -33,6 +33,8 @@ type Status struct {
 	ID string `json:"id"`
 	// Formed: the server has raft state.
 	Formed bool `json:"formed"`
+	// Expects is its bootstrap_expect.
+	Expects int `json:"expects,omitempty"`
 	// Servers are the names in its latest configuration.
 	Servers []string `json:"servers,omitempty"`
 	// PromisedTo is the server that may form a cluster with this one; empty: none.
@@ -89,9 +91,9 @@ func (n *Node) reply(ctx context.Context, q ask) reply {
 // Status returns this server's own status.
 func (n *Node) Status() Status {
 	s := Status{
-		ID: n.cfg.ID, Formed: n.formed(), PromisedTo: n.forming.promised().To, Leads: n.State() == raft.Leader,
-		Leaving: n.leaving.Load(), Term: n.CurrentTerm(), LastIndex: n.LastIndex(), LastContact: n.SinceContact(),
-		WriteTime: n.writeTime(),
+		ID: n.cfg.ID, Formed: n.formed(), Expects: n.cfg.BootstrapExpect, PromisedTo: n.forming.promised().To,
+		Leads: n.State() == raft.Leader, Leaving: n.leaving.Load(), Term: n.CurrentTerm(), LastIndex: n.LastIndex(),
+		LastContact: n.SinceContact(), WriteTime: n.writeTime(),
 	}
 	stats := n.Stats()
 	for _, last := range []string{"last_log_term", "last_snapshot_term"} { // after a snapshot the log may be empty
@@ -123,6 +125,27 @@ func (n *Node) Ask(ctx context.Context, server string) (Status, error) {
 	}
 	r, err := n.streams.ask(ctx, server, ask{})
 	return r.Status, err
+}
+
+// askAll asks all servers among the members that are alive, at once. Those that do not answer are left out.
+func (n *Node) askAll(ctx context.Context, members []discovery.Member) map[string]Status {
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	answered := map[string]Status{}
+	for _, m := range members {
+		if m.Role != discovery.Server || m.Status != discovery.Alive {
+			continue
+		}
+		all.Go(func() {
+			if s, err := n.Ask(ctx, m.Name); err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				answered[m.Name] = s
+			}
+		})
+	}
+	all.Wait()
+	return answered
 }
 
 // formed reports whether this server has raft state.

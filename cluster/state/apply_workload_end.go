@@ -23,11 +23,14 @@ func (tx *writeTx) EndWorkload(c *command.EndWorkload) (zero command.EndWorkload
 	if err != nil {
 		return zero, err
 	}
+	if c.Node != "" && c.Node != workload.Node {
+		return zero, nil // another node's, which keepEnd does not touch
+	}
 	before := workload
 	if c.RunID != "" {
 		workload.LastEndedRunID = c.RunID
 	}
-	if c.Node != "" && c.Node != workload.Node || c.Run != 0 && c.Run != workload.CreateIndex ||
+	if c.Run != 0 && c.Run != workload.CreateIndex ||
 		c.RunID != "" && workload.RunID != "" && c.RunID != workload.RunID {
 		// Another run, which its own caller ends.
 		return command.EndWorkloadResult{}, tx.noteEnd(workload, before)
@@ -90,10 +93,14 @@ func (tx *writeTx) keepEnd(c *command.EndWorkload) error {
 	return tx.prune(c.At)
 }
 
-// endUnbegun records the end of a run that the ledger does not know yet.
+// endUnbegun records the end of a run that the ledger does not know yet, unless its node could not have begun it.
 func (tx *writeTx) endUnbegun(c *command.EndWorkload) error {
 	if c.RunID == "" {
 		return nil
+	}
+	n, _, err := read[claim.Node](tx.reader, nodeKey(c.Node))
+	if err != nil || n.CheckNamespace(c.Ref.Namespace) != nil {
+		return err
 	}
 	return tx.putWorkload(claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Ended, CreatedAt: c.At, EndedAt: c.At,

@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -201,6 +202,44 @@ func TestLateStart(t *testing.T) {
 	free()
 	late("b", "four")
 	l.must(start("a", "five"))
+}
+
+// TestEndsOfABoundNode: a node that ends runs of others, or of namespaces that it is not bound to, changes
+// no workload.
+func TestEndsOfABoundNode(t *testing.T) {
+	l := open(t)
+	for _, name := range []string{"a", "evil"} {
+		l.must(&command.PutNode{Node: claim.Node{Name: name, BootID: "b"}})
+	}
+	l.must(&command.SetNodeDuty{Name: "evil", Namespaces: &[]string{"dev"}})
+	l.must(&command.StartWorkload{Ref: workload("w"), Node: "a", RunID: "one"})
+	known := func() (all []claim.Workload) {
+		t.Helper()
+		err := l.View(func(tx *ReadTx) (err error) {
+			all, _, err = tx.Workloads("", Page{})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	before := known()
+	for _, ref := range []claim.WorkloadRef{workload("w"), workload("x"), {Namespace: "prod", ID: "db"}} {
+		for _, run := range []string{"", "one", "other"} {
+			end := l.must(&command.EndWorkload{Ref: ref, Node: "evil", RunID: run}).(command.EndWorkloadResult)
+			if end.Found {
+				t.Errorf("run %q of %s was ended", run, ref)
+			}
+		}
+	}
+	if now := known(); !reflect.DeepEqual(now, before) {
+		t.Errorf("the ledger has\n%+v, want\n%+v", now, before)
+	}
+	l.must(&command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "dev", ID: "x"}, Node: "evil", RunID: "mine"})
+	if now := known(); len(now) != len(before)+1 {
+		t.Errorf("its own run is not there: %+v", now)
+	}
 }
 
 // TestStartThatIsLateByTwo: a start takes nothing after its run was ended, however many runs came after it, and ending

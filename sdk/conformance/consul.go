@@ -47,8 +47,8 @@ var identityKind = &kind{
 			_, err := identity.NewClient(conn).Read(ctx, at.consul, at.marker+"-read")
 			return err
 		}},
-		{"Revoke", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, _ string) error {
-			return identity.NewClient(conn).Revoke(ctx, at.consul, uuid(), at.marker+"-revoke")
+		{"Revoke", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
+			return identity.NewClient(conn).Revoke(ctx, at.consul, asked(uuid(), name), at.marker+"-revoke")
 		}},
 		{"List", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, _ string) error {
 			_, err := identity.NewClient(conn).List(ctx, at.consul, theCluster)
@@ -74,6 +74,11 @@ func subject(name string) identity.Subject {
 	return identity.Subject{Cluster: theCluster, Node: "node", Namespace: "default", Workload: name, Service: "web"}
 }
 
+// asked is the token that the kit asks for by an id.
+func asked(id, name string) identity.Token {
+	return identity.Token{Accessor: id, Subject: subject(name)}
+}
+
 // uuid returns a random UUID (RFC 9562, version 4).
 func uuid() string {
 	var b [16]byte
@@ -86,7 +91,7 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 	id, secret := uuid(), ""
 	return []step{
 		{name: "Derive", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-			r.asksFor(id, secret)
+			r.asksFor(asked(id, name), secret)
 			token, s, err := identity.NewClient(conn).Derive(ctx, r.cfg.Consul,
 				identity.DeriveRequest{ID: id, Subject: subject(name)})
 			switch {
@@ -98,7 +103,7 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 				return "", fmt.Errorf("the token is for %+v", token.Subject)
 			}
 			secret = s
-			r.asksFor(id, s)
+			r.asksFor(asked(id, name), s)
 			return fmt.Sprintf("token %s with the secret %x", token.Accessor, digest(s)), nil
 		}},
 		{name: "Read", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
@@ -109,7 +114,7 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 			return token.Accessor, err
 		}},
 		{name: "Revoke", undo: true, do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-			return "", identity.NewClient(conn).Revoke(ctx, r.cfg.Consul, id, secret)
+			return "", identity.NewClient(conn).Revoke(ctx, r.cfg.Consul, asked(id, name), secret)
 		}},
 	}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/wire"
 )
 
@@ -57,7 +58,7 @@ func newRun(cfg Config) (*run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the directory of the run: %w", err)
 	}
-	r := &run{cfg: cfg, dir: dir, heard: &heard{}, tokens: map[string]string{}, secret: "s3cr3t-" + rand.Text()}
+	r := &run{cfg: cfg, dir: dir, heard: &heard{}, tokens: map[identity.Token]string{}, secret: "s3cr3t-" + rand.Text()}
 	if r.authority, err = wire.NewAuthority(); err != nil {
 		return nil, errors.Join(err, r.clear())
 	}
@@ -77,9 +78,9 @@ type run struct {
 	mu        sync.Mutex
 	processes []*process
 	folders   int
-	given     []string          // secrets that a backend has issued
-	tokens    map[string]string // that the kit asked for: their secrets by their ids
-	only      sync.Mutex        // held by the check that works with Config.Volume
+	given     []string                  // secrets that a backend has issued
+	tokens    map[identity.Token]string // that the kit asked for, and their secrets
+	only      sync.Mutex                // held by the check that works with Config.Volume
 }
 
 // checking is a check in progress.

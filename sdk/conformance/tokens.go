@@ -52,7 +52,7 @@ func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 		}
 	}
 	if err := insist(ctx, func(ctx context.Context) error {
-		return client.Revoke(ctx, r.cfg.Consul, ids[0], secrets[0])
+		return client.Revoke(ctx, r.cfg.Consul, asked(ids[0], c.name()), secrets[0])
 	}); err != nil {
 		return fmt.Errorf("revoke a token: %w", err)
 	}
@@ -74,12 +74,14 @@ func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 	case !other:
 		return errors.New("a token was revoked, and Consul no longer accepts another one of the workload")
 	}
-	return insist(ctx, func(ctx context.Context) error { return client.Revoke(ctx, r.cfg.Consul, ids[1], secrets[1]) })
+	return insist(ctx, func(ctx context.Context) error {
+		return client.Revoke(ctx, r.cfg.Consul, asked(ids[1], c.name()), secrets[1])
+	})
 }
 
 // derived returns the secret of a new token.
 func (r *run) derived(ctx context.Context, client identity.Identity, id, name string) (secret string, err error) {
-	r.asksFor(id, "")
+	r.asksFor(asked(id, name), "")
 	err = insist(ctx, func(ctx context.Context) (err error) {
 		_, secret, err = client.Derive(ctx, r.cfg.Consul, identity.DeriveRequest{ID: id, Subject: subject(name)})
 		return err
@@ -90,7 +92,7 @@ func (r *run) derived(ctx context.Context, client identity.Identity, id, name st
 	case secret == "":
 		return "", skip("needs a Consul with ACLs")
 	}
-	r.asksFor(id, secret)
+	r.asksFor(asked(id, name), secret)
 	return secret, nil
 }
 
@@ -115,13 +117,13 @@ func settled(ctx context.Context, want bool, ask func() (bool, error)) (answer b
 }
 
 // asksFor records a token that the kit asks for, to remove it at the end. secret is empty until it is known.
-func (r *run) asksFor(id, secret string) {
+func (r *run) asksFor(t identity.Token, secret string) {
 	if secret != "" {
 		r.keep(secret)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.tokens[id] = secret
+	r.tokens[t] = secret
 }
 
 // revokeLeft removes and reports the kit's tokens that still exist.
@@ -138,12 +140,13 @@ func (r *run) revokeLeft(ctx context.Context) {
 		r.leave("tokens, perhaps: %v", err)
 		return
 	}
-	for id, secret := range r.tokens {
+	for t, secret := range r.tokens {
+		id := t.Accessor
 		if !r.exists(ctx, p.conn, id, secret) {
 			continue
 		}
 		err := insist(ctx, func(ctx context.Context) error {
-			return identity.NewClient(p.conn).Revoke(ctx, r.cfg.Consul, id, secret)
+			return identity.NewClient(p.conn).Revoke(ctx, r.cfg.Consul, t, secret)
 		})
 		if err != nil || r.exists(ctx, p.conn, id, secret) {
 			err = r.delete(ctx, id)

@@ -25,7 +25,7 @@ func (open) Read(context.Context, service.Consul, string) (identity.Token, error
 	return identity.Token{}, status.Error(codes.NotFound, "there are no tokens")
 }
 
-func (open) Revoke(context.Context, service.Consul, string, string) error { return nil }
+func (open) Revoke(context.Context, service.Consul, identity.Token, string) error { return nil }
 
 func (open) List(context.Context, service.Consul, string) ([]identity.Token, error) { return nil, nil }
 

@@ -25,9 +25,10 @@ type Identity interface {
 	// Read looks a token up by its secret, at the Consul agent of this node. NotFound: the agent does not know it
 	// (yet).
 	Read(ctx context.Context, c service.Consul, secret string) (Token, error)
-	// Revoke ends a token and returns once Consul reports that it is gone. It succeeds if the token does not
-	// exist. A token from a login can be ended only with its own secret.
-	Revoke(ctx context.Context, c service.Consul, accessor, secret string) error
+	// Revoke ends a token, of which the accessor and the subject are set, and returns once Consul reports that it is
+	// gone. It succeeds if the token does not exist. A token from a login can be ended only with its own secret.
+	// AlreadyExists: the accessor is that of a token for another subject, which stands.
+	Revoke(ctx context.Context, c service.Consul, t Token, secret string) error
 	// List returns all tokens of a Pannier cluster.
 	List(ctx context.Context, c service.Consul, cluster string) ([]Token, error)
 }

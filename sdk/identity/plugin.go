@@ -42,8 +42,8 @@ func (s *server) Read(ctx context.Context, req *identityv1.ReadRequest) (*identi
 }
 
 func (s *server) Revoke(ctx context.Context, req *identityv1.RevokeRequest) (*identityv1.RevokeResponse, error) {
-	return &identityv1.RevokeResponse{}, s.impl.Revoke(ctx, service.ConsulFromProto(req.GetConsul()), req.GetAccessor(),
-		req.GetSecret())
+	return &identityv1.RevokeResponse{}, s.impl.Revoke(ctx, service.ConsulFromProto(req.GetConsul()),
+		Token{Accessor: req.GetAccessor(), Subject: convert.From[Subject](req.GetSubject())}, req.GetSecret())
 }
 
 func (s *server) List(ctx context.Context, req *identityv1.ListRequest) (*identityv1.ListResponse, error) {
@@ -82,8 +82,10 @@ func (c *client) Read(ctx context.Context, consul service.Consul, secret string)
 	return convert.From[Token](res.GetToken()), err
 }
 
-func (c *client) Revoke(ctx context.Context, consul service.Consul, accessor, secret string) error {
-	_, err := c.rpc.Revoke(ctx, &identityv1.RevokeRequest{Consul: consul.ToProto(), Accessor: accessor, Secret: secret})
+func (c *client) Revoke(ctx context.Context, consul service.Consul, t Token, secret string) error {
+	_, err := c.rpc.Revoke(ctx, &identityv1.RevokeRequest{
+		Consul: consul.ToProto(), Accessor: t.Accessor, Secret: secret, Subject: convert.To[identityv1.Subject](t.Subject),
+	})
 	return err
 }
 

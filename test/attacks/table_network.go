@@ -61,6 +61,13 @@ var byGossip = []attack{
 		remains: "a node that has just started, or during an election, finds no server",
 	},
 	{
+		who: gossiper, tries: "keep a cluster from being formed, from growing or from being written to, by servers that are only announced, with any tags",
+		stops: "gossip gives addresses only: a server counts by what it says itself, over TLS",
+		pkg:   clusterPkg, run: "^TestAServerOfGossipOnly$",
+		worked:  "7e0896a6: it did not come to this: server-1 is ready; before b632d5c3 the tag ledger=-1 refused each command of a formed cluster",
+		remains: "questions to addresses where nobody answers",
+	},
+	{
 		who: gossiper, tries: "have one server vote for two, by announcing its address as another's",
 		stops: "raft connects to the certificate's name, and looks for a server where it has registered, too",
 		pkg:   raftPkg, run: "^TestForgedAddress$",

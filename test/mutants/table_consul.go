@@ -8,6 +8,13 @@ const (
 // inConsul are planted bugs of what is in a Consul.
 var inConsul = []mutant{
 	{
+		name: "any-token-is-ended", promise: "no token is ended but the workload's own, whichever accessor is named",
+		in: "plugins/sids/internal/tokens", decl: "Issuer.end",
+		old: "if err := checkSubject(found, t.Subject); err != nil {",
+		new: "if err := checkSubject(found, t.Subject); err != nil && t.Accessor == \"\" {",
+		pkg: "./plugins/sids/internal/tokens", run: "^TestRevokeIsOfTheSubject$",
+	},
+	{
 		name: "signs-before-published", promise: "a key signs only after every server publishes it",
 		in: "host/internal/consul/tokens", decl: "Authority.knownEverywhere",
 		old: "	if err := a.publishedEverywhere(ctx, is.Key.ID); err != nil {\n",

@@ -31,6 +31,20 @@ var otherNodes = []mutant{
 		pkg: "./host/internal/apiserver", run: "^TestAskAnotherNodeWithFewRights$",
 	},
 	{
+		name: "bound-node-through-a-server", promise: "a node's calls reach no other namespaces than its own, whichever server forwards them",
+		in: "host/internal/apiserver/call", decl: "Caller.Origin",
+		old: "strings.Cut(c.passedOn(), on)",
+		new: "strings.Cut(c.Cert.String(), on)",
+		pkg: apiserverPkg, run: "^TestABoundNodeThroughAServer$",
+	},
+	{
+		name: "nodes-forward-for-nodes", promise: "a node forwards no calls of other nodes, which may be bound to less",
+		in: "host/internal/apiserver", decl: "Server.gate",
+		old: "!errors.Is(err, errNodeHere)",
+		new: "err != nil",
+		pkg: apiserverPkg, run: "^TestEveryDoor$",
+	},
+	{
 		name: "claims-of-a-node-shown", promise: "a node's status shows the claims of visible namespaces only",
 		in: "host/internal/apiserver", decl: "Server.filter",
 		old: "		m.Claims = keep(m.GetClaims(), func(k *hostv1.Claim) bool { return c.Sees(k, acl.CSIReadVolume) })\n",

@@ -92,8 +92,7 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	m.discovery, err = discovery.Open(discovery.Config{ //nolint:contextcheck // it lives until it is closed
 		Self: discovery.Self{
 			Name: m.cfg.Name, Role: gossips, Datacenter: m.cfg.Datacenter, RPC: m.port.Addr().String(),
-			Expect: m.cfg.Server.BootstrapExpect, Version: m.version,
-			Machine: claim.Machine(m.secret.Hash()),
+			Version: m.version, Machine: claim.Machine(m.secret.Hash()),
 		},
 		Bind: m.cfg.BindAddr, Port: m.cfg.SerfPort, Advertise: m.cfg.AdvertiseAddr, RetryJoin: m.cfg.RetryJoin, Key: string(
 			key),

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/transport"
@@ -483,7 +485,8 @@ func TestCallersOfPassedOnCalls(t *testing.T) {
 		{call.Caller{Cert: cert(pki.Server), Asker: alice}, false, alice},
 		{call.Caller{Cert: cert(pki.Server), Asker: node}, false, node},
 		{call.Caller{Cert: cert(pki.Server), Asker: alice + " " + root}, false, alice + " " + root},
-		{call.Caller{Cert: cert(pki.Node), Asker: root}, false, root + ", as pannier://dc1/node/x says"},
+		{call.Caller{Cert: cert(pki.Node), Asker: root}, false, "pannier://dc1/node/x for " + root},
+		{call.Caller{Cert: cert(pki.Server), Asker: node + " for " + root}, false, node + " for " + root},
 		{call.Caller{Cert: cert(pki.Server), Asker: root, Identity: acl.Identity{Accessor: "a", Name: "ci"}}, true, `token "ci"`},
 	} {
 		c.caller.Root = c.caller.Cert == nil && access{self: 77}.owns(c.caller.Peer)
@@ -557,6 +560,44 @@ func TestCallersOverTLS(t *testing.T) {
 	_, _, fromCLI := over(pki.CLI, "")
 	_, err = fromCLI.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	check.NoError(t, err)
+}
+
+// TestABoundNodeThroughAServer: whichever way a call of a bound node comes to the leader, its token opens no more than
+// the node's namespaces.
+func TestABoundNodeThroughAServer(t *testing.T) {
+	h, over := openOverTLS(t)
+	h.putNode(t, "ops")
+	check.Must(cluster.Apply(h.ctx, h.ledger, &command.SetNodeDuty{Name: "ops", Namespaces: &[]string{"dev"}}))(t)
+	made := check.Must(h.client.ACL.CreateACLToken(h.ctx, &hostv1.CreateACLTokenRequest{Name: "all", Type: "management"}))(t)
+	const node = "pannier://dc1/node/ops"
+	for _, c := range []struct {
+		as    pki.Role
+		asker string // what the forwarding agent says; empty: the call is not forwarded
+		bound bool
+	}{
+		{pki.Node, "", true},
+		{pki.Node, "root (uid 0) on ops", true},
+		{pki.Node, "pannier://dc1/cli/boss", true},
+		{pki.Server, node, true},
+		{pki.Server, node + " for root (uid 0) on ops", true},
+		{pki.Server, node + " for pannier://dc1/cli/boss", true},
+		{pki.Server, node + " for " + strings.Repeat("x", 2000), true},
+		{pki.Server, "root (uid 0) on n1", false},
+		{pki.Server, "pannier://dc1/cli/boss", false},
+		{pki.CLI, node, false}, // others' headers do not count
+	} {
+		_, _, client := over(c.as, made.GetSecret())
+		header := http.Header{}
+		if c.asker != "" {
+			header.Set(call.ForwardedHeader, c.asker)
+		}
+		_, err := client.ListACLTokens(withHeader(h.ctx, header), &hostv1.ListACLTokensRequest{})
+		if c.bound {
+			wantError(t, err, connect.CodePermissionDenied, `node "ops"`, "bound to the namespaces")
+		} else {
+			check.NoError(t, err)
+		}
+	}
 }
 
 // A call that makes a token may be forwarded repeatedly if an answer was lost. It makes one token, and each answer

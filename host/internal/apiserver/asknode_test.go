@@ -332,7 +332,7 @@ func TestAskAnotherNodeWithFewRights(t *testing.T) {
 		}
 	}
 	_, err = bound.with(t, reader).Agent.Examine(node.ctx, &hostv1.ExamineRequest{Node: "node"})
-	wantError(t, err, connect.CodePermissionDenied, "bound to namespaces")
+	wantError(t, err, connect.CodePermissionDenied, "bound to the namespaces")
 }
 
 // selfishAgent answers for itself, whichever node is asked.

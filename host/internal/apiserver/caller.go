@@ -40,7 +40,10 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 	c := &call.Caller{Peer: peerOf(ctx), Plugin: pluginOf(ctx), ID: id, Trace: tracing.TraceID(ctx)}
 	if cert, ok := transport.PeerFrom(ctx); ok {
 		if c.Cert = &cert; cert.Role != pki.CLI {
-			c.Asker, c.Key = call.Shortened(header.Get(call.ForwardedHeader)), header.Get(callHeader)
+			c.Asker, c.Key = header.Get(call.ForwardedHeader), header.Get(callHeader)
+		}
+		if cert.Role == pki.Node {
+			c.Asker = call.Shortened(c.Asker)
 		}
 	} else if c.Plugin == "" {
 		c.Root = s.access.owns(c.Peer)
@@ -76,19 +79,23 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 	return c, nil
 }
 
-// errNodeHere: only servers can tell to which namespaces a node is bound, and nodes call no others.
+// errNodeHere: only servers can tell to which namespaces a node is bound, and nodes call no others. A node does not
+// forward such a call either: it would lend the caller what it is bound to itself.
 var errNodeHere = errcode.PermissionDenied.New("a node's certificate is for the API of servers: use one of the role cli")
 
-// bind reads to which namespaces the node is bound that made or forwarded the call: whatever token is used there, it
-// opens no more than these.
+// bind reads to which namespaces the node is bound from which the call came, directly or through a server: whatever
+// token is used there, it opens no more than these.
 func (s *Server) bind(ctx context.Context, c *call.Caller) error {
-	if c.Cert == nil || c.Cert.Role != pki.Node || c.Cert.Name == s.cfg.Name && s.cfg.Ledger == nil {
+	from := c.Origin()
+	switch {
+	case from == nil || from.Role != pki.Node:
 		return nil
+	case s.cfg.Ledger == nil && (*from == *c.Cert && from.Name != s.cfg.Name):
+		return fmt.Errorf("%s: %w", from, errNodeHere)
+	case s.cfg.Ledger == nil:
+		return nil // the server that passed it on has decided
 	}
-	if s.cfg.Ledger == nil {
-		return fmt.Errorf("%s: %w", c.Cert, errNodeHere)
-	}
-	n, err := call.Get(ctx, s.cfg.Ledger, (*state.ReadTx).Node, c.Cert.Name)
+	n, err := call.Get(ctx, s.cfg.Ledger, (*state.ReadTx).Node, from.Name)
 	if c.Bound = n.Namespaces; errors.Is(err, claim.ErrNodeNotFound) {
 		return nil
 	}

@@ -23,7 +23,6 @@ import (
 
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/route"
-	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
@@ -124,14 +123,11 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 			return nil
 		},
 		There: func(ctx context.Context, m route.Member) error {
-			caller, err := s.callerName(ctx)
-			if err != nil {
-				return err
-			}
+			caller, _ := ctx.Value(admittedKey{}).(*call.Caller)
 			rewind()
-			headers := http.Header{call.ForwardedHeader: {caller}, callHeader: {key}}
+			headers := http.Header{call.ForwardedHeader: {caller.From(s.cfg.Name)}, callHeader: {key}}
 			end := s.cfg.Traces.Forward(r, headers, "forward to the leader", tracing.Node.String(s.cfg.Name))
-			err = s.proxy(w, r, m, headers, streams(method))
+			err := s.proxy(w, r, m, headers, streams(method))
 			end(err)
 			return err
 		},
@@ -212,18 +208,8 @@ func attemptOf(ctx context.Context) *attempt {
 	return &attempt{}
 }
 
-// callerName names the caller of a request, for the agent that it is forwarded to.
-func (s *Server) callerName(ctx context.Context) (string, error) {
-	c := call.Caller{Peer: peerOf(ctx), Plugin: pluginOf(ctx)}
-	if cert, ok := transport.PeerFrom(ctx); ok {
-		c.Cert = &cert
-	} else if c.Plugin == "" {
-		if err := s.access.check(c.Peer); err != nil {
-			return "", err
-		}
-	}
-	return c.From(s.cfg.Name), nil
-}
+// admittedKey is the context key of the caller that the gate has identified (*call.Caller).
+type admittedKey struct{}
 
 // methodOf returns the call of the API that a path names, or nil.
 func methodOf(path string) protoreflect.MethodDescriptor {

@@ -31,7 +31,7 @@ func FuzzAPI(f *testing.F) {
 		ACL:    acl.NewResolver(tokensOf{}, 0, hclog.NewNullLogger()),
 	})
 	s.calls = newCallMetrics()
-	api, all := s.apiHandler(), procedures()
+	api, all := s.apiHandler(s.services), procedures()
 	for _, open := range who["none other read write denied"] { // these need a host
 		delete(all, open)
 	}

@@ -39,8 +39,10 @@ func (s *Server) gate(next http.Handler) http.Handler {
 		method := methodOf(r.URL.Path)
 		if method != nil {
 			c, err := s.admit(r.Context(), r.URL.Path, r.Header)
+			r = r.WithContext(context.WithValue(r.Context(), admittedKey{}, c))
 			switch {
-			case err != nil && s.answeredElsewhere(method, r) && (c.Cert != nil || c.Plugin != "" || s.access.check(c.Peer) == nil):
+			case err != nil && s.answeredElsewhere(method, r) && !errors.Is(err, errNodeHere) &&
+				(c.Cert != nil || c.Plugin != "" || s.access.check(c.Peer) == nil):
 				b.ReadCloser = http.MaxBytesReader(w, r.Body, maxUnknown)
 			case err != nil:
 				s.calls.observe(r.URL.Path, err)

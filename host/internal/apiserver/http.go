@@ -136,11 +136,11 @@ func (s *Server) serve(server *http.Server, l net.Listener) {
 	})
 }
 
-// apiHandler returns what the unix socket serves.
-func (s *Server) apiHandler() http.Handler {
+// apiHandler returns what the unix socket serves; calls serves the API's calls.
+func (s *Server) apiHandler(calls func() http.Handler) http.Handler {
 	public := http.NewServeMux()
 	s.handlePublic(public)
-	services := sync.OnceValue(s.services) // with the first call: it takes a tenth of the agent's start
+	services := sync.OnceValue(calls) // with the first call: it takes a tenth of the agent's start
 	here := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/pannier.") {
 			services().ServeHTTP(w, r)

@@ -165,21 +165,7 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 	t.Helper()
 	s := New(Config{Logger: hclog.NewNullLogger(), ACL: resolver})
 	s.calls = newCallMetrics()
-	mux, options := http.NewServeMux(), connect.WithInterceptors(interceptor{s})
-	mux.Handle(v1.NewVolumeServiceHandler(v1.UnimplementedVolumeServiceHandler{}, options))
-	mux.Handle(v1.NewWorkloadServiceHandler(v1.UnimplementedWorkloadServiceHandler{}, options))
-	mux.Handle(v1.NewDriverServiceHandler(v1.UnimplementedDriverServiceHandler{}, options))
-	mux.Handle(v1.NewDeviceServiceHandler(v1.UnimplementedDeviceServiceHandler{}, options))
-	mux.Handle(v1.NewPluginServiceHandler(v1.UnimplementedPluginServiceHandler{}, options))
-	mux.Handle(v1.NewTokenServiceHandler(v1.UnimplementedTokenServiceHandler{}, options))
-	mux.Handle(v1.NewAgentServiceHandler(v1.UnimplementedAgentServiceHandler{}, options))
-	mux.Handle(v1.NewNodeServiceHandler(v1.UnimplementedNodeServiceHandler{}, options))
-	mux.Handle(v1.NewMemberServiceHandler(v1.UnimplementedMemberServiceHandler{}, options))
-	mux.Handle(v1.NewClusterServiceHandler(v1.UnimplementedClusterServiceHandler{}, options))
-	mux.Handle(v1.NewOperatorServiceHandler(v1.UnimplementedOperatorServiceHandler{}, options))
-	mux.Handle(v1.NewSecretsServiceHandler(v1.UnimplementedSecretsServiceHandler{}, options))
-	mux.Handle(v1.NewSystemServiceHandler(v1.UnimplementedSystemServiceHandler{}, options))
-	mux.Handle(v1.NewACLServiceHandler(v1.UnimplementedACLServiceHandler{}, options))
+	mux := unimplemented(s)
 	socket := filepath.Join(t.TempDir(), "s")
 	l := check.Must(net.Listen("unix", socket))(t)
 	server := s.httpServer(mux)
@@ -198,6 +184,26 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 	return conn
 }
 
+// unimplemented serves all calls of the API: those that pass the interceptor are not implemented.
+func unimplemented(s *Server) http.Handler {
+	mux, options := http.NewServeMux(), connect.WithInterceptors(interceptor{s})
+	mux.Handle(v1.NewVolumeServiceHandler(v1.UnimplementedVolumeServiceHandler{}, options))
+	mux.Handle(v1.NewWorkloadServiceHandler(v1.UnimplementedWorkloadServiceHandler{}, options))
+	mux.Handle(v1.NewDriverServiceHandler(v1.UnimplementedDriverServiceHandler{}, options))
+	mux.Handle(v1.NewDeviceServiceHandler(v1.UnimplementedDeviceServiceHandler{}, options))
+	mux.Handle(v1.NewPluginServiceHandler(v1.UnimplementedPluginServiceHandler{}, options))
+	mux.Handle(v1.NewTokenServiceHandler(v1.UnimplementedTokenServiceHandler{}, options))
+	mux.Handle(v1.NewAgentServiceHandler(v1.UnimplementedAgentServiceHandler{}, options))
+	mux.Handle(v1.NewNodeServiceHandler(v1.UnimplementedNodeServiceHandler{}, options))
+	mux.Handle(v1.NewMemberServiceHandler(v1.UnimplementedMemberServiceHandler{}, options))
+	mux.Handle(v1.NewClusterServiceHandler(v1.UnimplementedClusterServiceHandler{}, options))
+	mux.Handle(v1.NewOperatorServiceHandler(v1.UnimplementedOperatorServiceHandler{}, options))
+	mux.Handle(v1.NewSecretsServiceHandler(v1.UnimplementedSecretsServiceHandler{}, options))
+	mux.Handle(v1.NewSystemServiceHandler(v1.UnimplementedSystemServiceHandler{}, options))
+	mux.Handle(v1.NewACLServiceHandler(v1.UnimplementedACLServiceHandler{}, options))
+	return mux
+}
+
 // callOf makes a call with this secret about an object of namespace "default", and returns its error.
 func callOf(t *testing.T, conn *grpc.ClientConn, procedure string, method protoreflect.MethodDescriptor,
 	secret string,
@@ -208,20 +214,8 @@ func callOf(t *testing.T, conn *grpc.ClientConn, procedure string, method protor
 	if secret != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, api.TokenHeader, secret)
 	}
-	req := dynamicpb.NewMessage(method.Input())
-	name := func(m protoreflect.Message) {
-		for field, value := range map[protoreflect.Name]string{"namespace": "default", "id": "some", "name": "some"} {
-			if f := m.Descriptor().Fields().ByName(field); f != nil {
-				m.Set(f, protoreflect.ValueOfString(value))
-			}
-		}
-	}
-	name(req)
-	if f := method.Input().Fields().ByName("spec"); f != nil {
-		name(req.Mutable(f).Message())
-	}
 	stream := check.Must(conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, procedure))(t)
-	if err := stream.SendMsg(req); err != nil && !errors.Is(err, io.EOF) {
+	if err := stream.SendMsg(aRequest(method)); err != nil && !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
 	check.NoError(t, stream.CloseSend())

@@ -176,7 +176,7 @@ func (s *Server) Open(ctx context.Context) (err error) {
 		}
 		s.httpAddress = tcp.Addr().String()
 	}
-	s.api = s.httpServer(s.apiHandler())
+	s.api = s.httpServer(s.apiHandler(s.services))
 	s.api.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		return withConn(connContext(ctx, c), c)
 	}

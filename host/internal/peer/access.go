@@ -91,6 +91,9 @@ var commands = []rule{
 			if t.Node != "" && t.Node != n.Name {
 				return n.own("token", t.Node)
 			}
+			if t.Accessor != "" {
+				return denied("only the servers know the accessor of a token")
+			}
 		}
 		if err := n.own("workload", c.Node); err != nil {
 			return err
@@ -108,21 +111,19 @@ var commands = []rule{
 		if c.By != "" {
 			return denied("only an operator may vouch that a node is down")
 		}
-		for _, item := range c.Items {
+		for at, item := range c.Items {
 			if claim.NodeDetached.Before(item.To) || item.Index == 0 {
 				return denied("a node may only mark claims as unpublished, each identified by its index")
 			}
 			if err := n.ownClaim(ctx, item); err != nil {
 				return err
 			}
+			if item.ForcedBy != "" {
+				by := fmt.Sprintf("%s for %s", n.Peer, item.ForcedBy) // who it is, is the node's word
+				c.Items[at].ForcedBy = by[:min(len(by), claim.MaxBy)]
+			}
 		}
 		return nil
-	}),
-	of(func(ctx context.Context, n caller, c *command.PutToken) error {
-		if err := n.ownToken(ctx, c.Token); err != nil {
-			return err
-		}
-		return n.tokenOf(ctx, c.Token)
 	}),
 	of(func(ctx context.Context, n caller, c *command.DeleteTokens) error {
 		for _, id := range c.IDs {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/cluster/command"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/pki"
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 	"github.com/pannier/pannier/sdk/storage"
@@ -60,10 +62,61 @@ func TestEachMethodIsInTheTable(t *testing.T) {
 			if ok {
 				rows++
 			}
+			for role, may := range map[pki.Role]bool{
+				pki.Server: ok, pki.Node: ok && who == byAgents, pki.CLI: false, "": false,
+			} {
+				peer := transport.Peer{Name: "n", DC: "dc1", Role: role}
+				if _, err := roleMayCall(peer, "/"+service.name+"/"+m); (err == nil) != may {
+					t.Errorf("%s calls %s/%s: %v", peer, service.name, m, err)
+				}
+			}
 		}
 	}
 	if rows != len(methods) {
 		t.Errorf("%d rows for %d methods", len(methods), rows)
+	}
+}
+
+// Each command and query of the ledger is sent by nodes, by a rule, or by servers only. A new one is to be told here.
+func TestWhoSendsEachCommand(t *testing.T) {
+	senders := map[string]string{
+		"nodes": `QueryVolume QueryWorkload QueryClaims QueryNode QueryOnNode QueryTokens QueryCluster QueryACL
+			PutNode StartWorkload AwaitWorkload EndWorkload AdvanceClaims DeleteTokens SetNodeDuty`,
+		"servers": `RegisterVolume DeregisterVolume ResealVolume PutSnapshot DeleteSnapshot TakeMark EndMark IntendAttach
+			DeleteNode DeleteDrivers DeleteWorkloads SetNodeStatus PutLiveness Identify SetAutopilot
+			PutToken PutSigningKey RotateSigningKey AdvanceKeyRotation PutSecretsKey
+			BootstrapACL PutACLPolicies DeleteACLPolicies PutACLRoles DeleteACLRoles PutACLTokens DeleteACLTokens
+			ExpireACLTokens QueryLeft`,
+	}
+	told := map[string]string{}
+	for who, list := range senders {
+		for _, name := range strings.Fields(list) {
+			told[name] = who
+		}
+	}
+	look := func(what any, all []rule) {
+		name := reflect.TypeOf(what).Elem().Name()
+		rules := slices.DeleteFunc(slices.Clone(all), func(r rule) bool { return !r.applies(what) })
+		want := map[string]int{"nodes": 1, "servers": 0}
+		if who, ok := told[name]; !ok || len(rules) != want[who] {
+			t.Errorf("%s has %d rules for nodes, and is told to be for %q", name, len(rules), who)
+		}
+		delete(told, name)
+	}
+	ledger := reflect.TypeFor[command.Ledger]()
+	for n := range ledger.NumMethod() {
+		look(reflect.New(ledger.Method(n).Type.In(0).Elem()).Interface(), commands)
+	}
+	empty, err := codec.Marshal(struct{}{})
+	must(t, err)
+	for n := range 256 {
+		if q, err := command.DecodeQuery(append([]byte{byte(n)}, empty...)); !errors.Is(err, command.ErrUnknownQuery) {
+			must(t, err)
+			look(q, queries)
+		}
+	}
+	if len(told) > 0 {
+		t.Errorf("the ledger has no such commands: %v", told)
 	}
 }
 
@@ -81,6 +134,27 @@ func applied(resp *peerv1.ApplyResponse, err error) error {
 	}
 	_, err = command.DecodeOutcome(&command.EndWorkload{}, resp.GetOutcome())
 	return err
+}
+
+// TestForcedByIsTheNodesWord: the record of a claim says on whose word an operator forced its release.
+func TestForcedByIsTheNodesWord(t *testing.T) {
+	w := form(t, 1, "n1")
+	n1 := w.agents["n1"]
+	n1.register(t)
+	for id, by := range map[string]string{"v": "pannier://dc1/cli/boss", "long": strings.Repeat("x", claim.MaxBy)} {
+		v := w.volume(t, id, "d")
+		started, err := cluster.Apply(within(t), n1.Servers,
+			command.Start(claim.Run{Ref: ref(id), Node: "n1", ID: id}, []claim.Claim{wants(v)}))
+		must(t, err)
+		advanced, err := cluster.Apply(within(t), n1.Servers, &command.AdvanceClaims{Items: []command.Advance{{
+			Volume: v.VolumeRef, Workload: ref(id), Index: started.Claims[0].Index, To: claim.NodeDetached, ForcedBy: by,
+		}}})
+		must(t, err)
+		want := "pannier://dc1/node/n1 for " + by
+		if got := advanced.Items[0].Claim.ForcedBy; got != want[:min(len(want), claim.MaxBy)] {
+			t.Errorf("it was forced by %q, want %q", got, want)
+		}
+	}
 }
 
 // Each call that a node may not make is refused and logged, and changes nothing.
@@ -188,7 +262,10 @@ func TestAMaliciousNode(t *testing.T) {
 					To: claim.NodeDetached,
 				}},
 			}), own, "operator"},
-		"a token noted": {apply("evil", &command.PutToken{Token: token}), own, "act for themselves"},
+		"a token noted": {apply("evil", &command.PutToken{Token: token}), own, "is for servers"},
+		"the accessor of a token": {apply("evil", &command.StartWorkload{
+			Ref: ref("x"), Node: "evil", Tokens: []claim.Token{{ID: token.ID, Node: "evil", Accessor: token.ID}},
+		}), own, "only the servers know the accessor"},
 		"a token forgotten": {
 			apply("evil", &command.DeleteTokens{IDs: []string{token.ID}}), own,
 			"act for themselves",

@@ -174,7 +174,7 @@ func TestNodeWithoutAVersionIsChecked(t *testing.T) {
 	w := form(t, 1, "n1")
 	leader := w.leader(t)
 	client := w.agents["n1"].Servers
-	for n, attributes := range []map[string]string{nil, {claim.LevelAttribute: ""}, {claim.LevelAttribute: "0"}} {
+	for n, attributes := range []map[string]string{nil, {"pannier.level": ""}, {"pannier.level": "0"}} {
 		leader.leader.Callers = nil // as before ACLs were turned on
 		_, err := cluster.Apply(within(t), client, &command.PutNode{Node: claim.Node{
 			Name: "n1", BootID: "b", SecretHash: w.agents["n1"].secret.Hash(), Attributes: attributes,

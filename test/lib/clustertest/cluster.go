@@ -137,7 +137,7 @@ func (h *Host) Start(t testing.TB) {
 	h.Discovery, err = discovery.Open(discovery.Config{
 		Self: discovery.Self{
 			Name: h.Name, Role: discovery.Server, Datacenter: "dc1", RPC: streams.Addr().String(),
-			Expect: h.expect, Version: "test",
+			Version: "test",
 		},
 		Bind: "127.0.0.1", RetryJoin: join, Memberlist: loopback(), Key: h.c.opts.Key,
 		SnapshotFile: filepath.Join(h.c.dir, h.Name+".serf"), KeyringFile: filepath.Join(h.c.dir, h.Name+".keys"),

@@ -97,8 +97,8 @@ func (i *issuer) Read(ctx context.Context, _ service.Consul, secret string) (ide
 	return identity.Token{}, err
 }
 
-func (i *issuer) Revoke(ctx context.Context, _ service.Consul, accessor, _ string) error {
-	if err := sdk.HostState().Delete(ctx, accessor); err != nil {
+func (i *issuer) Revoke(ctx context.Context, _ service.Consul, t identity.Token, _ string) error {
+	if err := sdk.HostState().Delete(ctx, t.Accessor); err != nil {
 		return err
 	}
 	_, err := i.all(ctx)

@@ -14,7 +14,9 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -27,10 +29,10 @@ import (
 const serversService = "/pannier.peer.v1.ServersService/"
 
 // Root of a node has its certificate and its secret, and no token: it gets no volume, workload, identity or secret
-// that it does not hold. A token that it steals opens no more than the node is bound to.
+// that it does not hold. A token that it steals opens no more than the node is bound to, whichever server it calls.
 func TestAHostileNode(t *testing.T) {
 	t.Parallel()
-	c := testcluster.New(t, testcluster.Options{Servers: 1, Nodes: 2, Config: `
+	c := testcluster.New(t, testcluster.Options{Servers: 3, Nodes: 2, Config: `
 acl {
   enabled = true
 }
@@ -38,8 +40,9 @@ audit {
   path = "audit.log"
 }
 `})
-	server, n1, n2 := c.Host("server-1"), c.Host("node-1"), c.Host("node-2")
+	n1, n2 := c.Host("node-1"), c.Host("node-2")
 	management := withTokens(t, c)
+	server := c.Leader()
 	prod, dev := token(t, server, "prod"), token(t, server, "dev")
 	server.Run("volume", "create", volumeOf(server, "prod", "db"))
 	server.Run("volume", "create", volumeOf(server, "dev", "db"))
@@ -47,7 +50,10 @@ audit {
 	n1.Run("workload", "start", inNamespace(n1, "prod", "db", ""))
 
 	i := intruder{t: t, c: c, net: c.Net.Host("intruder")}
-	thief := hostile{intruder: i, node: n2.Name, secret: secretOf(t, n2), to: i.agent(server, i.ours("node", n2.Name))}
+	thief := hostile{intruder: i, node: n2.Name, secret: secretOf(t, n2)}
+	for _, s := range c.Servers() {
+		thief.to = append(thief.to, i.agent(s, i.ours("node", n2.Name)))
+	}
 	db, volume := claim.WorkloadRef{Namespace: "prod", ID: "db"}, claim.VolumeRef{Namespace: "prod", ID: "db"}
 	own := claim.WorkloadRef{Namespace: "dev", ID: "thief"}
 
@@ -76,7 +82,7 @@ audit {
 		if held := claimsOf(server, "prod", "db"); !slices.Equal(held, []string{"node-1 taken"}) {
 			t.Errorf("the claims on prod/db are %v", held)
 		}
-		audited(t, server, "dev/thief", false, "")
+		audited(t, c, "dev/thief", false, "")
 	})
 
 	c.Stage(t, "with a token of another namespace", func(t *testing.T) {
@@ -88,7 +94,7 @@ audit {
 		thief.refused("a claim on another namespace's volume", thief.apply(thief.start(own, volume)))
 		thief.refused("a claim by a workload of another namespace",
 			thief.apply(thief.start(claim.WorkloadRef{Namespace: "prod", ID: "thief"}, volume)))
-		audited(t, server, "prod/thief", false, "dev")
+		audited(t, c, "prod/thief", false, "dev")
 	})
 
 	app := claim.WorkloadRef{Namespace: "dev", ID: "app"}
@@ -97,7 +103,7 @@ audit {
 		n2.Run("workload", "validate", inNamespace(n2, "dev", "app", ""))
 		n2.Run("workload", "start", "-dry-run", inNamespace(n2, "dev", "app", ""))
 		n2.Run("workload", "start", inNamespace(n2, "dev", "app", ""))
-		audited(t, server, "dev/app", true, "dev")
+		audited(t, c, "dev/app", true, "dev")
 		n2.Kill()
 		n2.Token = management
 		n2.Start()
@@ -192,6 +198,25 @@ audit {
 				t.Errorf("%v through the node: %d\n%s%s", args, r.Code, r.Stdout, r.Stderr)
 			}
 		}
+		for _, door := range c.Servers() {
+			for _, args := range [][]string{
+				{"volume", "status", "-namespace", "prod", "db"},
+				{"acl", "token", "create", "-name", "mine", "-type", "management"},
+				{"node", "namespaces", "-any", n2.Name},
+				{"node", "purge", n2.Name},
+			} {
+				if out, err := over(c, n2, door, args...); err == nil || !strings.Contains(out, "bound to the namespaces") {
+					t.Errorf("%v with a stolen management token, to %s: %v\n%s", args, door.Name, err, out)
+				}
+			}
+		}
+		for _, args := range [][]string{
+			{"acl", "token", "list"}, {"volume", "status", "-namespace", "prod", "db"}, {"node", "namespaces", "-any", n2.Name},
+		} {
+			if out, err := over(c, n2, n1, args...); err == nil || !strings.Contains(out, "is for the API of servers") {
+				t.Errorf("%v with a stolen management token, to another node: %v\n%s", args, err, out)
+			}
+		}
 		n1.Token = prod
 		n1.Run("workload", "start", n1.Write("seen.workload.hcl", "workload \"seen\" {\n  namespace = \"prod\"\n}\n"))
 		n2.Token = management
@@ -259,12 +284,16 @@ func over(c *testcluster.Cluster, from, to *testhost.Host, args ...string) (out 
 	return out, err
 }
 
-// audited checks that a server's audit log has a line about the start of a workload by node-2.
-func audited(t *testing.T, server *testhost.Host, subject string, allowed bool, token string) {
+// audited checks that the leader's audit log has a line about the start of a workload by node-2.
+func audited(t *testing.T, c *testcluster.Cluster, subject string, allowed bool, token string) {
 	t.Helper()
-	text, err := os.ReadFile(server.Path("audit.log"))
-	if err != nil {
-		t.Fatal(err)
+	var text []byte
+	for _, server := range c.Servers() {
+		lines, err := os.ReadFile(server.Path("audit.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = append(text, lines...)
 	}
 	for line := range strings.Lines(string(text)) {
 		var e struct {
@@ -380,7 +409,7 @@ func claimsOf(h *testhost.Host, namespace, volume string) (held []string) {
 type hostile struct {
 	intruder
 	node, secret, token string
-	to                  *grpc.ClientConn // the server that leads
+	to                  []*grpc.ClientConn // the servers, of which the leader answers
 }
 
 // in is the same for a subtest.
@@ -447,7 +476,15 @@ func (h hostile) answer(method string, msg []byte) (answer []byte, err error) {
 	if h.token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "caller-token-bin", h.token)
 	}
-	err = h.to.Invoke(ctx, serversService+method, msg, &answer)
+	h.c.Hosts[0].Eventually("the server that leads answers", func() error {
+		for _, conn := range h.to {
+			err = conn.Invoke(ctx, serversService+method, msg, &answer)
+			if code := status.Code(err); code != codes.FailedPrecondition && code != codes.Unavailable {
+				return nil
+			}
+		}
+		return err
+	})
 	return answer, err
 }
 

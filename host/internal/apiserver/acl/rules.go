@@ -135,8 +135,8 @@ func Merge(policies ...Policy) *Rules {
 	return r
 }
 
-// Within bounds the rules to namespaces that match one of the patterns. Of what has no namespace, only reading is left.
-// Without patterns they stay as they are.
+// Within bounds the rules to namespaces that match one of the patterns. Of what has no namespace, only reading is left,
+// and of agents, which are about all namespaces, nothing. Without patterns they stay as they are.
 func (r *Rules) Within(patterns []string) *Rules {
 	if r == nil || len(patterns) == 0 {
 		return r
@@ -188,7 +188,7 @@ func (r *Rules) AllowSomewhere(c Capability) bool {
 
 // Allow reports whether a level of an area is allowed.
 func (r *Rules) Allow(area Area, level Level) bool {
-	if r != nil && r.within != nil && level > Read {
+	if r != nil && r.within != nil && (level > Read || area == Agent) {
 		return false
 	}
 	if r == nil || r.management {

@@ -138,11 +138,8 @@ func (a *Asker) wayTo(ctx context.Context, node string) (way, error) {
 	case c.Asker != "" && c.Cert.Role == pki.Server:
 		return w, fmt.Errorf("ask node %q: %w: this one is %q", node, errPassedOn, a.Name)
 	}
-	caller := c.From(a.Name)
-	if c.Asker != "" {
-		caller = fmt.Sprintf("%s, as %s says", c.Asker, c.Cert)
-	}
-	w.header = http.Header{call.ForwardedHeader: {caller}, api.TokenHeader: {info.RequestHeader().Get(api.TokenHeader)}}
+	token := info.RequestHeader().Get(api.TokenHeader)
+	w.header = http.Header{call.ForwardedHeader: {c.From(a.Name)}, api.TokenHeader: {token}}
 	if a.Direct || w.node.Role == discovery.Server {
 		w.agents = []string{node}
 		return w, nil

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -24,7 +25,8 @@ import (
 // token.
 type Caller struct {
 	Peer
-	Cert *transport.Peer // nil: the call came over the unix socket
+	// Cert is the certificate of the connection; nil: the call came over the unix socket. See Origin.
+	Cert *transport.Peer
 	// Root is a process of root or of the agent's own user, which controls this machine anyway.
 	Root bool
 	// Asker names the original caller of a forwarded call, as the forwarding agent says; empty if the call was not
@@ -38,7 +40,7 @@ type Caller struct {
 	// ID and Trace tell the call from others in the log and the audit log; Trace is empty if no trace is recorded. ID is
 	// not the key: tokens are derived from that.
 	ID, Trace string
-	// Bound are the namespaces that the calling node is bound to; nil: it is not, or no node calls.
+	// Bound are the namespaces that the calling node (Origin) is bound to; nil: it is not, or no node calls.
 	Bound []string
 	acl.Identity
 }
@@ -48,12 +50,8 @@ func (c *Caller) Who() string {
 	switch {
 	case c.Accessor != "":
 		return fmt.Sprintf("token %q", cmp.Or(c.Name, c.Accessor))
-	case c.Asker != "" && c.Cert.Role == pki.Server:
-		return c.Asker
-	case c.Asker != "":
-		return fmt.Sprintf("%s, as %s says", c.Asker, c.Cert)
 	case c.Cert != nil:
-		return c.Cert.String()
+		return c.passedOn()
 	case c.Plugin != "":
 		return "plugin " + c.Plugin
 	default:
@@ -61,20 +59,49 @@ func (c *Caller) Who() string {
 	}
 }
 
-// passedOn matches original callers of forwarded calls (Caller.From) that are root or have a certificate for
-// operators.
-var passedOn = regexp.MustCompile(`^[^ ]+ \(uid 0\) on [^ ]+$|^pannier://[^/ ]+/(server|cli)/[^/ ]+$`)
+// on separates a certificate from the caller that its holder named.
+const on = " for "
+
+// passedOn names a caller over TLS: by its certificate, unless a server has forwarded the call, which names the caller.
+// What a node says comes after the node's own certificate.
+func (c *Caller) passedOn() string {
+	switch {
+	case c.Asker == "":
+		return c.Cert.String()
+	case c.Cert.Role == pki.Server:
+		return c.Asker
+	default:
+		return c.Cert.String() + on + c.Asker
+	}
+}
+
+// Origin is the certificate with which the caller entered the cluster: that of the connection or, if a server has
+// forwarded the call, the one that this server saw. What a caller may do depends on it, whichever way the call came.
+// nil: the caller entered over the unix socket of this agent or of the forwarding server.
+func (c *Caller) Origin() *transport.Peer {
+	if c.Cert == nil {
+		return nil
+	}
+	first, _, _ := strings.Cut(c.passedOn(), on)
+	if id, err := pki.ParseIdentity(first); err == nil {
+		return &id
+	}
+	return nil
+}
+
+// rootThere matches callers who are root on the server that has forwarded their call (Caller.From).
+var rootThere = regexp.MustCompile(`^[^ ]+ \(uid 0\) on [^ ]+$`)
 
 // Operates reports whether the caller is root on a server or has a certificate for operators. Servers are trusted to
 // name the original caller, nodes are not.
 func (c *Caller) Operates() bool {
-	switch {
+	switch origin := c.Origin(); {
 	case c.Cert == nil:
 		return c.Root
-	case c.Asker != "":
-		return c.Cert.Role == pki.Server && passedOn.MatchString(c.Asker)
+	case origin == nil:
+		return rootThere.MatchString(c.Asker)
 	default:
-		return c.Cert.Role != pki.Node
+		return origin.Role != pki.Node
 	}
 }
 
@@ -82,7 +109,7 @@ func (c *Caller) Operates() bool {
 func (c *Caller) From(node string) string {
 	switch {
 	case c.Cert != nil:
-		return c.Cert.String()
+		return c.passedOn()
 	case c.Plugin != "":
 		return fmt.Sprintf("plugin %s on %s", c.Plugin, node)
 	default:
@@ -163,7 +190,7 @@ func (c *Caller) Has(policy string) bool { return slices.Contains(c.Policies, po
 
 // Lacks returns an error that names the missing permission, "" if all are missing, and the token.
 func (c *Caller) Lacks(what string) error {
-	if c.Accessor == "" && c.Bound == nil {
+	if c.Accessor == "" && (c.Bound == nil || what == "") {
 		text := "ACLs are on and this call has no token: set PANNIER_TOKEN or -token-file"
 		if what != "" {
 			text = fmt.Sprintf("%s (%s is missing)", text, what)
@@ -174,7 +201,7 @@ func (c *Caller) Lacks(what string) error {
 		c.Accessor)
 	if c.Bound != nil {
 		whose = fmt.Sprintf("the call was made over node %q, which is bound to the namespaces %q, whatever its token allows",
-			c.Cert.Name, c.Bound)
+			c.Origin().Name, c.Bound)
 	}
 	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("%s is missing: %s", what, whose))
 }

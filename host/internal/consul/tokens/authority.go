@@ -105,13 +105,15 @@ func New(cfg Config) *Authority {
 	}
 }
 
-// Intend records in the ledger that Consul will be asked for t. Errors: FailedPrecondition if its workload does
+// Intend records in the ledger that Consul will be asked for t, of which nothing is known yet: only Consul's own answer
+// has an accessor. Errors: FailedPrecondition if its workload does
 // not run on its node, or if the id is taken.
 func (a *Authority) Intend(ctx context.Context, t claim.Token) error {
 	if _, err := a.consul(t.Consul); err != nil {
 		return err
 	}
-	_, err := cluster.Apply(ctx, a.Ledger, &command.PutToken{Token: t})
+	intent := claim.Token{ID: t.ID, Workload: t.Workload, Node: t.Node, Service: t.Service, Consul: t.Consul}
+	_, err := cluster.Apply(ctx, a.Ledger, &command.PutToken{Token: intent})
 	return ledgerError(err)
 }
 

@@ -285,6 +285,34 @@ func (w *world) forget() {
 	}
 }
 
+// TestAccessorOfAStranger: a node that names another's token as that of its workload, when it asks for one and when it
+// has it revoked, ends no token but its own.
+func TestAccessorOfAStranger(t *testing.T) {
+	f := newFake()
+	w := newWorld(t, f.ask, minting)
+	w.start("w", "a", "default", "web")
+	stranger := "77777777-0000-4000-8000-000000000000"
+	f.tokens["default"] = map[string]identity.Token{stranger: {Accessor: stranger}}
+	named := claim.Token{
+		ID: w.nextID(), Accessor: stranger, Workload: ref("w"), Node: "a", Service: "web", Consul: "default",
+	}
+	chosen := named
+	chosen.ID, chosen.Accessor = stranger, ""
+	for _, token := range []claim.Token{named, chosen} {
+		check.NoError(t, w.Intend(w.within(), token))
+		if noted := w.token(token.ID); noted.Accessor != "" {
+			t.Errorf("the ledger has the accessor %s of a node", noted.Accessor)
+		}
+		check.NoError(t, w.Revoke(w.within(), token, ""))
+		if !slices.Contains(f.has("default"), stranger) {
+			t.Fatal("the stranger's token is gone")
+		}
+		if slices.Contains(w.noted(), token.ID) {
+			t.Errorf("the ledger still has %s", token.ID)
+		}
+	}
+}
+
 func TestLogin(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, login)

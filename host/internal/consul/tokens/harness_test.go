@@ -295,12 +295,15 @@ func (f *fake) Read(ctx context.Context, c service.Consul, secret string) (token
 	return token, err
 }
 
-func (f *fake) Revoke(ctx context.Context, c service.Consul, accessor, secret string) error {
+func (f *fake) Revoke(ctx context.Context, c service.Consul, t identity.Token, secret string) error {
 	return f.call(ctx, "revoke", c, func(has map[string]identity.Token) error {
 		if c.AuthMethod != "" && secret == "" && !f.privileged {
 			return status.Error(codes.FailedPrecondition, "the plugin has no token for it")
 		}
-		delete(has, accessor)
+		if made, there := has[t.Accessor]; there && made.Subject != t.Subject {
+			return status.Error(codes.AlreadyExists, "the token is for another subject")
+		}
+		delete(has, t.Accessor)
 		return nil
 	})
 }

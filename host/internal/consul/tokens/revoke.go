@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -78,13 +79,22 @@ func (a *Authority) end(ctx context.Context, t claim.Token, secret string) (gone
 	if err != nil {
 		return false, err
 	}
-	accessor := t.Accessor
-	if accessor == "" {
-		accessor = t.ID
+	of, err := a.subject(ctx, t)
+	if err != nil {
+		return false, err
 	}
+	token := identity.Token{Accessor: cmp.Or(t.Accessor, t.ID), Subject: of}
 	err = a.Identity(ctx, t.Consul, func(ctx context.Context, i identity.Identity) error {
-		return i.Revoke(ctx, consul, accessor, secret)
+		return i.Revoke(ctx, consul, token, secret)
 	})
+	noted := []any{"accessor", token.Accessor, "workload", t.Workload, "service", t.Service, "node", t.Node}
+	switch {
+	case status.Code(err) == codes.AlreadyExists:
+		a.Log.Warn("a token was not revoked: it is not what the ledger has under this accessor", append(noted, "error", err)...)
+		return true, nil
+	case err == nil:
+		a.Log.Info("a token was revoked", noted...)
+	}
 	if secret != "" || !a.byLogin(t) {
 		return err == nil, err
 	}

@@ -2,7 +2,6 @@ package noderecord
 
 import (
 	"context"
-	"strconv"
 	"sync"
 	"time"
 
@@ -74,8 +73,7 @@ func (r *Registrar) Put(ctx context.Context) error {
 func (r *Registrar) record() claim.Node {
 	n := claim.Node{
 		Name: r.Name, BootID: r.BootID, Address: r.Address, SecretHash: r.SecretHash,
-		Drivers:    map[string]claim.NodeDriver{},
-		Attributes: map[string]string{claim.LevelAttribute: strconv.Itoa(command.Level)},
+		Drivers: map[string]claim.NodeDriver{},
 	}
 	for _, d := range r.Drivers.List() {
 		n.Drivers[d.ID] = nodeDriver(d)

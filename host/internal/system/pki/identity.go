@@ -81,20 +81,27 @@ func IdentityOf(cert *x509.Certificate) (Identity, error) {
 		return Identity{}, fmt.Errorf("%w: it has %d URIs %s://DATACENTER/ROLE/NAME among its alternative names, and needs 1",
 			ErrNoIdentity, len(found), scheme)
 	}
-	parts := strings.Split(found[0].Path, "/")
-	if len(parts) != 3 || parts[0] != "" {
-		return Identity{}, fmt.Errorf("%w: %q is not %s://DATACENTER/ROLE/NAME", ErrNoIdentity, found[0], scheme)
-	}
-	id := Identity{DC: found[0].Host, Role: Role(parts[1]), Name: parts[2]}
-	if err := id.check(); err != nil {
-		return Identity{}, fmt.Errorf("%w: %q: %w", ErrNoIdentity, found[0], err)
-	}
-	// This refuses everything else that a URI can have: a user, a query, an escape.
-	if found[0].String() != id.String() {
-		return Identity{}, fmt.Errorf("%w: %q is not %q", ErrNoIdentity, found[0], id)
+	id, err := ParseIdentity(found[0].String())
+	if err != nil {
+		return Identity{}, err
 	}
 	if !slices.ContainsFunc(cert.DNSNames, func(name string) bool { return strings.EqualFold(name, id.DNSName()) }) {
 		return Identity{}, fmt.Errorf("%w: its DNS names do not have %q", ErrNoIdentity, id.DNSName())
+	}
+	return id, nil
+}
+
+// ParseIdentity is the reverse of String. The error is ErrNoIdentity.
+func ParseIdentity(text string) (Identity, error) {
+	path, ours := strings.CutPrefix(text, scheme+"://")
+	parts := strings.Split(path, "/")
+	if !ours || len(parts) != 3 {
+		return Identity{}, fmt.Errorf("%w: %q is not %s://DATACENTER/ROLE/NAME", ErrNoIdentity, text, scheme)
+	}
+	id := Identity{DC: parts[0], Role: Role(parts[1]), Name: parts[2]}
+	// This refuses everything else that a URI can have: a user, a query, an escape.
+	if err := id.check(); err != nil {
+		return Identity{}, fmt.Errorf("%w: %q: %w", ErrNoIdentity, text, err)
 	}
 	return id, nil
 }

@@ -62,7 +62,7 @@ func TestIdentityOf(t *testing.T) {
 		"role with a blank": {
 			[]string{"pannier://dc1/node%20/web-1"},
 			[]string{"node.dc1.pannier"},
-			`the role "node " is not one of`,
+			`the role "node%20" is not one of`,
 		},
 		"too long a path": {
 			[]string{"pannier://dc1/node/web-1/server"},
@@ -90,27 +90,27 @@ func TestIdentityOf(t *testing.T) {
 		"user": {
 			[]string{"pannier://u@dc1/node/web-1"},
 			[]string{"node.dc1.pannier"},
-			`is not "pannier://dc1/node/web-1"`,
+			`the datacenter "u@dc1" may have`,
 		},
 		"query": {
 			[]string{"pannier://dc1/node/web-1?a=b"},
 			[]string{"node.dc1.pannier"},
-			`is not "pannier://dc1/node/web-1"`,
+			`the name "web-1?a=b" may have`,
 		},
 		"fragment": {
 			[]string{"pannier://dc1/node/web-1#a"},
 			[]string{"node.dc1.pannier"},
-			`is not "pannier://dc1/node/web-1"`,
+			`the name "web-1#a" may have`,
 		},
 		"escape": {
 			[]string{"pannier://dc1/node/%77eb-1"},
 			[]string{"node.dc1.pannier"},
-			`is not "pannier://dc1/node/web-1"`,
+			`the name "%77eb-1" may have`,
 		},
 		"hidden slash": {
 			[]string{"pannier://dc1/node%2Fweb-1"},
 			[]string{"node.dc1.pannier"},
-			`is not "pannier://dc1/node/web-1"`,
+			`is not pannier://DATACENTER/ROLE/NAME`,
 		},
 	} {
 		cert := &x509.Certificate{DNSNames: c.dns}

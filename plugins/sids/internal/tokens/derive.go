@@ -62,7 +62,10 @@ func (i *Issuer) mint(ctx context.Context, c service.Consul, req identity.Derive
 	}
 	if mayExist(err) {
 		if token, _, readErr := client.ACL().TokenRead(req.ID, reading(ctx)); readErr == nil {
-			return token, checkMinted(token, c, req)
+			if err := checkSubject(token, req.Subject); err != nil {
+				return nil, status.Errorf(codes.AlreadyExists, "%s on Consul %q: the token %s is there and %v", what, c.Name, req.ID, err)
+			}
+			return token, nil
 		}
 	}
 	return nil, i.privilegedError(err, c, what)
@@ -76,19 +79,12 @@ func mayExist(err error) bool {
 		!strings.Contains(answer.Body, "leader")
 }
 
-// checkMinted refuses a token that has the accessor but is not the requested one.
-func checkMinted(token *api.ACLToken, c service.Consul, req identity.DeriveRequest) error {
-	if token.Description != describe(req.Subject) {
-		return status.Errorf(codes.AlreadyExists,
-			"mint a token for the service %q on Consul %q: the token %s belongs to another service: %q",
-			req.Subject.Service, c.Name, req.ID, token.Description)
+// checkSubject checks that a token is that of a subject.
+func checkSubject(token *api.ACLToken, s identity.Subject) error {
+	if !describable(s) || subjectOf(token.Description) != s {
+		return fmt.Errorf("belongs to another service: %q", token.Description)
 	}
-	if err := checkIdentity(token, req.Subject.Service); err != nil {
-		return status.Errorf(codes.AlreadyExists,
-			"mint a token for the service %q on Consul %q: the token %s is there and %v",
-			req.Subject.Service, c.Name, req.ID, err)
-	}
-	return nil
+	return checkIdentity(token, s.Service)
 }
 
 // checkIdentity checks that a token is local and has exactly the one service identity.

@@ -22,7 +22,7 @@ func (w *world) calls(ctx context.Context, t *testing.T, accessor, secret string
 	_, list := w.issuer.List(ctx, w.consul, "c1")
 	return map[string]error{
 		"derive": derive, "read": read, "list": list,
-		"revoke": w.issuer.Revoke(ctx, w.consul, accessor, ""),
+		"revoke": w.issuer.Revoke(ctx, w.consul, webToken(accessor), ""),
 	}
 }
 
@@ -110,7 +110,7 @@ func TestLeaderless(t *testing.T) {
 	// The last server remains leader until its lease ends.
 	late := request(t)
 	_, _, derive := w.issuer.Derive(t.Context(), w.consul, late)
-	revoke := w.issuer.Revoke(t.Context(), w.consul, req.ID, "")
+	revoke := w.issuer.Revoke(t.Context(), w.consul, webToken(req.ID), "")
 	for call, err := range map[string]error{"derive": derive, "revoke": revoke} {
 		t.Log(call, err)
 		if code := status.Code(err); code != codes.Unavailable && code != codes.DeadlineExceeded {
@@ -131,8 +131,8 @@ func TestLeaderless(t *testing.T) {
 			}
 			return err
 		},
-		func() error { return w.issuer.Revoke(t.Context(), w.consul, req.ID, "") },
-		func() error { return w.issuer.Revoke(t.Context(), w.consul, late.ID, "") },
+		func() error { return w.issuer.Revoke(t.Context(), w.consul, webToken(req.ID), "") },
+		func() error { return w.issuer.Revoke(t.Context(), w.consul, webToken(late.ID), "") },
 	} {
 		err := call()
 		for deadline := time.Now().Add(time.Minute); status.Code(err) == codes.Unavailable &&
@@ -260,7 +260,9 @@ func TestRevokeWithAnOldAnswer(t *testing.T) {
 			token, secret := w.derive(t, req)
 			proxy := w.Proxy(t, 0)
 			proxy.Add(c.match, c.fault)
-			retried(t, func() error { return w.issuer.Revoke(t.Context(), proxy.Service(w.consul), token.Accessor, secret) })
+			retried(t, func() error {
+				return w.issuer.Revoke(t.Context(), proxy.Service(w.consul), webToken(token.Accessor), secret)
+			})
 			if left := w.tokensOf(t, "web"); len(left) > 0 {
 				t.Errorf("the token that was reported as revoked stands: %v", left)
 			}
@@ -306,7 +308,9 @@ func (w *world) restarts(t *testing.T, next func() identity.DeriveRequest) {
 	var calls sync.WaitGroup
 	for n := range tokens {
 		for _, call := range []func() error{
-			func() error { return w.issuer.Revoke(t.Context(), w.consul, ends[n].Accessor, ends[n].secret) },
+			func() error {
+				return w.issuer.Revoke(t.Context(), w.consul, webToken(ends[n].Accessor), ends[n].secret)
+			},
 			func() error { _, err := w.issuer.Read(t.Context(), w.consul, stands[n].secret); return err },
 			func() error { _, _, err := w.issuer.Derive(t.Context(), w.consul, more[n]); return err },
 		} {

@@ -66,11 +66,11 @@ func TestLogin(t *testing.T) {
 	// Calls that need a token report that it is missing.
 	_, err = w.issuer.List(ctx, w.consul, "c1")
 	w.want(t, err, codes.FailedPrecondition, "set token_file")
-	w.want(t, w.issuer.Revoke(ctx, w.consul, token.Accessor, ""), codes.FailedPrecondition,
+	w.want(t, w.issuer.Revoke(ctx, w.consul, webToken(token.Accessor), ""), codes.FailedPrecondition,
 		"the token stays valid until it expires")
 
 	for range 2 {
-		if err := w.issuer.Revoke(ctx, w.consul, token.Accessor, secret); err != nil {
+		if err := w.issuer.Revoke(ctx, w.consul, webToken(token.Accessor), secret); err != nil {
 			t.Errorf("revoke: %v", err)
 		}
 	}
@@ -104,7 +104,7 @@ func TestLoginLostAnswer(t *testing.T) {
 			t.Errorf("got %+v", token)
 		}
 		if token.Accessor != kept.Accessor {
-			if err := w.issuer.Revoke(t.Context(), w.consul, token.Accessor, ""); err != nil {
+			if err := w.issuer.Revoke(t.Context(), w.consul, webToken(token.Accessor), ""); err != nil {
 				t.Error(err)
 			}
 		}
@@ -114,8 +114,8 @@ func TestLoginLostAnswer(t *testing.T) {
 	}
 
 	proxy.Add(consul.Match{Path: "/v1/acl/logout", Times: 1}, consul.Cut())
-	w.want(t, w.issuer.Revoke(t.Context(), w.consul, kept.Accessor, secret), codes.Unavailable)
-	if err := w.issuer.Revoke(t.Context(), w.consul, kept.Accessor, secret); err != nil {
+	w.want(t, w.issuer.Revoke(t.Context(), w.consul, webToken(kept.Accessor), secret), codes.Unavailable)
+	if err := w.issuer.Revoke(t.Context(), w.consul, webToken(kept.Accessor), secret); err != nil {
 		t.Error(err)
 	}
 	if n := len(w.tokensOf(t, "web")); n != 0 {
@@ -158,7 +158,7 @@ func TestJWT(t *testing.T) {
 			t.Log(err)
 			w.want(t, err, c.code, c.says)
 			if err == nil {
-				if err := w.issuer.Revoke(t.Context(), w.consul, "", secret); err != nil {
+				if err := w.issuer.Revoke(t.Context(), w.consul, webToken(""), secret); err != nil {
 					t.Error(err)
 				}
 			}
@@ -243,7 +243,7 @@ func TestAuthMethodAdded(t *testing.T) {
 	check.NoError(t, w.issuer.Configure(t.Context(), []byte(`{"token_file": "`+w.tokenFile+`"}`)))
 	req := request(t)
 	_, secret := w.derive(t, req)
-	if err := w.issuer.Revoke(t.Context(), with, req.ID, secret); err != nil {
+	if err := w.issuer.Revoke(t.Context(), with, webToken(req.ID), secret); err != nil {
 		t.Error(err)
 	}
 	if n := len(w.tokensOf(t, "web")); n != 0 {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
@@ -57,7 +58,7 @@ func TestMint(t *testing.T) {
 	}
 
 	for range 2 { // the second call finds nothing
-		if err := w.issuer.Revoke(ctx, w.consul, req.ID, ""); err != nil {
+		if err := w.issuer.Revoke(ctx, w.consul, webToken(req.ID), ""); err != nil {
 			t.Errorf("revoke: %v", err)
 		}
 	}
@@ -93,6 +94,28 @@ func TestMintTaken(t *testing.T) {
 	w.secrets = append(w.secrets, made.SecretID)
 	_, _, err = w.issuer.Derive(t.Context(), w.consul, strong)
 	w.want(t, err, codes.AlreadyExists, strong.ID, "more than a service identity")
+}
+
+// TestRevokeIsOfTheSubject: no token is ended but the workload's own, whichever accessor is named.
+func TestRevokeIsOfTheSubject(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	management := w.Client(w.Management).ACL()
+	stranger, _, err := management.TokenCreate(&api.ACLToken{Description: "an operator's", Local: true}, nil)
+	check.NoError(t, err)
+	w.secrets = append(w.secrets, stranger.SecretID)
+	elsewhere := request(t)
+	elsewhere.Subject.Cluster = "c2"
+	w.derive(t, elsewhere)
+	for what, accessor := range map[string]string{"an operator's": stranger.AccessorID, "another cluster's": elsewhere.ID} {
+		w.want(t, w.issuer.Revoke(t.Context(), w.consul, webToken(accessor), ""), codes.AlreadyExists, accessor,
+			"belongs to another service")
+		nobodys := identity.Token{Accessor: accessor}
+		w.want(t, w.issuer.Revoke(t.Context(), w.consul, nobodys, ""), codes.AlreadyExists, accessor)
+		if _, _, err := management.TokenRead(accessor, nil); err != nil {
+			t.Errorf("%s token is gone: %v", what, err)
+		}
+	}
 }
 
 // TestIdentityAlone: whatever else a token grants is more than its service may do.
@@ -152,8 +175,8 @@ func TestMintLostAnswer(t *testing.T) {
 	}
 
 	proxy.Add(consul.Match{Method: http.MethodDelete, Times: 1}, consul.Cut())
-	w.want(t, w.issuer.Revoke(t.Context(), w.consul, req.ID, ""), codes.Unavailable)
-	if err := w.issuer.Revoke(t.Context(), w.consul, req.ID, ""); err != nil {
+	w.want(t, w.issuer.Revoke(t.Context(), w.consul, webToken(req.ID), ""), codes.Unavailable)
+	if err := w.issuer.Revoke(t.Context(), w.consul, webToken(req.ID), ""); err != nil {
 		t.Error(err)
 	}
 	if n := len(w.tokensOf(t, "web")); n != 0 {
@@ -225,7 +248,7 @@ func TestRequests(t *testing.T) {
 	}
 	_, err := i.Read(t.Context(), w.consul, "")
 	w.want(t, err, codes.InvalidArgument)
-	w.want(t, i.Revoke(t.Context(), w.consul, "", ""), codes.InvalidArgument)
+	w.want(t, i.Revoke(t.Context(), w.consul, webToken(""), ""), codes.InvalidArgument)
 }
 
 // TestOwnToken checks the errors for a wrong or missing token of the issuer. In particular, a workload's
@@ -240,9 +263,9 @@ func TestOwnToken(t *testing.T) {
 		t.Helper()
 		_, _, err := w.issuer.Derive(ctx, w.consul, request(t))
 		w.want(t, err, code, texts...)
-		w.want(t, w.issuer.Revoke(ctx, w.consul, req.ID, ""), code, texts...)
-		w.want(t, w.issuer.Revoke(ctx, w.consul, newID(t), ""), code, texts...)
-		if code != codes.PermissionDenied { // a token may list with acl = "read"
+		w.want(t, w.issuer.Revoke(ctx, w.consul, webToken(req.ID), ""), code, texts...)
+		if code != codes.PermissionDenied { // a token may list and look with acl = "read"
+			w.want(t, w.issuer.Revoke(ctx, w.consul, webToken(newID(t)), ""), code, texts...)
 			_, err = w.issuer.List(ctx, w.consul, "c1")
 			w.want(t, err, code, texts...)
 		}
@@ -274,7 +297,7 @@ func TestOwnToken(t *testing.T) {
 	// The file is read at each use, so a new token in it is used at once.
 	check.NoError(t, w.issuer.Configure(ctx, []byte(`{"consul": {"east": {"token_file": "`+w.tokenFile+`"}}}`)))
 	write(t, w.tokenFile, w.Token(t, "pannier-sids")+"\n")
-	if err := w.issuer.Revoke(ctx, w.consul, req.ID, ""); err != nil {
+	if err := w.issuer.Revoke(ctx, w.consul, webToken(req.ID), ""); err != nil {
 		t.Error(err)
 	}
 	if _, err := w.issuer.Read(ctx, w.consul, secret); status.Code(err) != codes.NotFound {
@@ -298,7 +321,7 @@ func TestConsulWithoutACLs(t *testing.T) {
 			if token, secret, err := i.Derive(t.Context(), c, req); err != nil || secret != "" || token.Accessor != "" {
 				t.Errorf("%s, auth method %q: derive: %+v, %v", name, method, token, err)
 			}
-			if err := i.Revoke(t.Context(), c, req.ID, ""); err != nil {
+			if err := i.Revoke(t.Context(), c, webToken(req.ID), ""); err != nil {
 				t.Errorf("%s, auth method %q: revoke: %v", name, method, err)
 			}
 			if all, err := i.List(t.Context(), c, req.Subject.Cluster); err != nil || len(all) != 0 {

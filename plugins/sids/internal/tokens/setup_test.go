@@ -74,11 +74,15 @@ func (w *world) derive(t *testing.T, req identity.DeriveRequest) (identity.Token
 // request returns a request for the web service of the workload default/web-1.
 func request(t *testing.T) identity.DeriveRequest {
 	t.Helper()
-	return identity.DeriveRequest{
-		ID:      newID(t),
-		Subject: identity.Subject{Cluster: "c1", Node: "n1", Namespace: "default", Workload: "web-1", Service: "web"},
-	}
+	return identity.DeriveRequest{ID: newID(t), Subject: webSubject}
 }
+
+// webToken is the token of request's subject with an accessor.
+func webToken(accessor string) identity.Token {
+	return identity.Token{Accessor: accessor, Subject: webSubject}
+}
+
+var webSubject = identity.Subject{Cluster: "c1", Node: "n1", Namespace: "default", Workload: "web-1", Service: "web"}
 
 func newID(t *testing.T) string {
 	t.Helper()

@@ -58,7 +58,7 @@ func (t *tokens) Read(ctx context.Context, c service.Consul, secret string) (tok
 	return token, json.Unmarshal(text, &token)
 }
 
-func (t *tokens) Revoke(ctx context.Context, c service.Consul, _, secret string) error {
+func (t *tokens) Revoke(ctx context.Context, c service.Consul, _ identity.Token, secret string) error {
 	if err := t.reach(ctx, c.Address, "revoke", secret); err != nil {
 		return err
 	}

@@ -396,7 +396,9 @@ type RevokeRequest struct {
 	Accessor string                 `protobuf:"bytes,2,opt,name=accessor,proto3" json:"accessor,omitempty"`
 	// secret is the token's own secret, if the caller has it: a token from a login can be revoked only with
 	// it.
-	Secret        string `protobuf:"bytes,3,opt,name=secret,proto3" json:"secret,omitempty"`
+	Secret string `protobuf:"bytes,3,opt,name=secret,proto3" json:"secret,omitempty"`
+	// subject says whom the token is for. No other token may be ended.
+	Subject       *Subject `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -450,6 +452,13 @@ func (x *RevokeRequest) GetSecret() string {
 		return x.Secret
 	}
 	return ""
+}
+
+func (x *RevokeRequest) GetSubject() *Subject {
+	if x != nil {
+		return x.Subject
+	}
+	return nil
 }
 
 type RevokeResponse struct {
@@ -712,11 +721,12 @@ const file_pannier_plugin_identity_v1_identity_proto_rawDesc = "" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\tR\x06secret\"G\n" +
 	"\fReadResponse\x127\n" +
-	"\x05token\x18\x01 \x01(\v2!.pannier.plugin.identity.v1.TokenR\x05token\"w\n" +
+	"\x05token\x18\x01 \x01(\v2!.pannier.plugin.identity.v1.TokenR\x05token\"\xb6\x01\n" +
 	"\rRevokeRequest\x122\n" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12\x1a\n" +
 	"\baccessor\x18\x02 \x01(\tR\baccessor\x12\x16\n" +
-	"\x06secret\x18\x03 \x01(\tR\x06secret\"\x10\n" +
+	"\x06secret\x18\x03 \x01(\tR\x06secret\x12=\n" +
+	"\asubject\x18\x04 \x01(\v2#.pannier.plugin.identity.v1.SubjectR\asubject\"\x10\n" +
 	"\x0eRevokeResponse\"[\n" +
 	"\vListRequest\x122\n" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12\x18\n" +
@@ -774,24 +784,25 @@ var file_pannier_plugin_identity_v1_identity_proto_depIdxs = []int32{
 	12, // 6: pannier.plugin.identity.v1.ReadRequest.consul:type_name -> pannier.service.v1.Consul
 	2,  // 7: pannier.plugin.identity.v1.ReadResponse.token:type_name -> pannier.plugin.identity.v1.Token
 	12, // 8: pannier.plugin.identity.v1.RevokeRequest.consul:type_name -> pannier.service.v1.Consul
-	12, // 9: pannier.plugin.identity.v1.ListRequest.consul:type_name -> pannier.service.v1.Consul
-	2,  // 10: pannier.plugin.identity.v1.ListResponse.tokens:type_name -> pannier.plugin.identity.v1.Token
-	12, // 11: pannier.plugin.identity.v1.HasKeyRequest.consul:type_name -> pannier.service.v1.Consul
-	0,  // 12: pannier.plugin.identity.v1.IdentityService.Derive:input_type -> pannier.plugin.identity.v1.DeriveRequest
-	4,  // 13: pannier.plugin.identity.v1.IdentityService.Read:input_type -> pannier.plugin.identity.v1.ReadRequest
-	6,  // 14: pannier.plugin.identity.v1.IdentityService.Revoke:input_type -> pannier.plugin.identity.v1.RevokeRequest
-	8,  // 15: pannier.plugin.identity.v1.IdentityService.List:input_type -> pannier.plugin.identity.v1.ListRequest
-	10, // 16: pannier.plugin.identity.v1.IdentityService.HasKey:input_type -> pannier.plugin.identity.v1.HasKeyRequest
-	3,  // 17: pannier.plugin.identity.v1.IdentityService.Derive:output_type -> pannier.plugin.identity.v1.DeriveResponse
-	5,  // 18: pannier.plugin.identity.v1.IdentityService.Read:output_type -> pannier.plugin.identity.v1.ReadResponse
-	7,  // 19: pannier.plugin.identity.v1.IdentityService.Revoke:output_type -> pannier.plugin.identity.v1.RevokeResponse
-	9,  // 20: pannier.plugin.identity.v1.IdentityService.List:output_type -> pannier.plugin.identity.v1.ListResponse
-	11, // 21: pannier.plugin.identity.v1.IdentityService.HasKey:output_type -> pannier.plugin.identity.v1.HasKeyResponse
-	17, // [17:22] is the sub-list for method output_type
-	12, // [12:17] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	1,  // 9: pannier.plugin.identity.v1.RevokeRequest.subject:type_name -> pannier.plugin.identity.v1.Subject
+	12, // 10: pannier.plugin.identity.v1.ListRequest.consul:type_name -> pannier.service.v1.Consul
+	2,  // 11: pannier.plugin.identity.v1.ListResponse.tokens:type_name -> pannier.plugin.identity.v1.Token
+	12, // 12: pannier.plugin.identity.v1.HasKeyRequest.consul:type_name -> pannier.service.v1.Consul
+	0,  // 13: pannier.plugin.identity.v1.IdentityService.Derive:input_type -> pannier.plugin.identity.v1.DeriveRequest
+	4,  // 14: pannier.plugin.identity.v1.IdentityService.Read:input_type -> pannier.plugin.identity.v1.ReadRequest
+	6,  // 15: pannier.plugin.identity.v1.IdentityService.Revoke:input_type -> pannier.plugin.identity.v1.RevokeRequest
+	8,  // 16: pannier.plugin.identity.v1.IdentityService.List:input_type -> pannier.plugin.identity.v1.ListRequest
+	10, // 17: pannier.plugin.identity.v1.IdentityService.HasKey:input_type -> pannier.plugin.identity.v1.HasKeyRequest
+	3,  // 18: pannier.plugin.identity.v1.IdentityService.Derive:output_type -> pannier.plugin.identity.v1.DeriveResponse
+	5,  // 19: pannier.plugin.identity.v1.IdentityService.Read:output_type -> pannier.plugin.identity.v1.ReadResponse
+	7,  // 20: pannier.plugin.identity.v1.IdentityService.Revoke:output_type -> pannier.plugin.identity.v1.RevokeResponse
+	9,  // 21: pannier.plugin.identity.v1.IdentityService.List:output_type -> pannier.plugin.identity.v1.ListResponse
+	11, // 22: pannier.plugin.identity.v1.IdentityService.HasKey:output_type -> pannier.plugin.identity.v1.HasKeyResponse
+	18, // [18:23] is the sub-list for method output_type
+	13, // [13:18] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_identity_v1_identity_proto_init() }

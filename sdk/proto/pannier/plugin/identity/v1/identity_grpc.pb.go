@@ -46,7 +46,7 @@ type IdentityServiceClient interface {
 	// this agent does not know it (yet).
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (*ReadResponse, error)
 	// Revoke ends a token and returns once Consul reports that it is gone. It succeeds if the token does not
-	// exist.
+	// exist. AlreadyExists: the accessor is that of a token for another subject, which stands.
 	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeResponse, error)
 	// List returns all tokens of one Pannier cluster.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
@@ -131,7 +131,7 @@ type IdentityServiceServer interface {
 	// this agent does not know it (yet).
 	Read(context.Context, *ReadRequest) (*ReadResponse, error)
 	// Revoke ends a token and returns once Consul reports that it is gone. It succeeds if the token does not
-	// exist.
+	// exist. AlreadyExists: the accessor is that of a token for another subject, which stands.
 	Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error)
 	// List returns all tokens of one Pannier cluster.
 	List(context.Context, *ListRequest) (*ListResponse, error)
