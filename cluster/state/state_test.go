@@ -332,6 +332,32 @@ func TestOneVolumeIsRegisteredOnce(t *testing.T) {
 	}
 }
 
+// Drivers learn from reserved keys for which workload a call is, so that nobody can write them into a volume.
+func TestVolumeThatPosesAsAWorkloads(t *testing.T) {
+	l := open(t)
+	before := l.records()
+	for _, key := range []string{
+		"csi.storage.k8s.io/ephemeral", "csi.storage.k8s.io/pod.namespace", "CSI.storage.k8s.io/serviceAccount.tokens",
+		"csi.storage.k8s.io/pvc/namespace", "storage.kubernetes.io/csiProvisionerIdentity",
+	} {
+		written := map[string]string{"size": "1", key: "true"}
+		for field, write := range map[string]func(*claim.Volume){
+			"context":            func(v *claim.Volume) { v.Context = written },
+			"parameters":         func(v *claim.Volume) { v.Parameters = written },
+			"mutable_parameters": func(v *claim.Volume) { v.MutableParameters = written },
+		} {
+			v := volume("v", claim.SingleNodeWriter)
+			write(&v)
+			_, err := l.do(&command.RegisterVolume{Volume: v})
+			if wrong := (*claim.FieldError)(nil); !errors.As(err, &wrong) || wrong.Field != field ||
+				!strings.Contains(wrong.Problem, key) {
+				t.Errorf("%s with %q: %v", field, key, err)
+			}
+		}
+	}
+	l.sameAs(before, "refused")
+}
+
 func TestANodeThatRepeatsItsDevicesWritesNothing(t *testing.T) {
 	l := open(t)
 	put := func(healthy int, memory string) bool {

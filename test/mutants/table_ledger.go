@@ -46,6 +46,13 @@ var ledger = []mutant{
 		pkg: "./test/suite/faults", run: "^TestNoInodes$",
 	},
 	{
+		name: "context-poses-as-a-workload", promise: "a volume's definition never says for which workload a call is",
+		in: "cluster/claim", decl: "CheckKeys",
+		old: "strings.HasPrefix(strings.ToLower(key), prefix)",
+		new: "strings.HasPrefix(key, prefix)",
+		pkg: statePkg, run: "^TestVolumeThatPosesAsAWorkloads$",
+	},
+	{
 		name: "second-writer-admitted", promise: "claims that an access mode does not allow together never exist together",
 		in: "cluster/claim", decl: "rule.forbids",
 		old: "return held.Mode != Read\n",

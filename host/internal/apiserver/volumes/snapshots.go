@@ -32,6 +32,9 @@ func (h *Handler) CreateSnapshot(ctx context.Context,
 	if err := claim.CheckID(name); err != nil {
 		return nil, call.Invalid(fmt.Sprintf("snapshot of volume %q", ref), "name", err.Error())
 	}
+	if err := checkParameters(fmt.Sprintf("snapshot of volume %q", ref), req.GetParameters()); err != nil {
+		return nil, err
+	}
 	v, _, err := h.readVolume(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -210,6 +213,9 @@ func (h *Handler) CreateGroupSnapshot(ctx context.Context,
 	object := fmt.Sprintf("group snapshot %q", name)
 	if err := claim.CheckID(name); err != nil {
 		return nil, call.Invalid(object, "name", err.Error())
+	}
+	if err := checkParameters(object, req.GetParameters()); err != nil {
+		return nil, err
 	}
 	ids := slices.Compact(slices.Sorted(slices.Values(req.GetVolumeIds())))
 	if len(ids) == 0 || len(ids) > maxGroup {
