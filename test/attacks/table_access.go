@@ -33,6 +33,13 @@ var ofAccess = []attack{
 		remains: "that somebody has registered an id of the driver that the caller knows",
 	},
 	{
+		who: weakToken, tries: "make a volume of another namespace's snapshot, alone or of a group, once its volume is deregistered, or of one that the ledger does not know",
+		stops: "the ledger says whose a snapshot is, whatever becomes of its volume; unknown ones need `csi-foreign-snapshots`, clones likewise",
+		pkg:   apiserverPkg, run: "^TestSnapshotsOfAnotherNamespace$",
+		worked:  "fb41c82: got <nil> (unknown), want permission_denied; the driver has the volume shop-stolen of snap-till-theirs-s",
+		remains: "a volume that nobody has registered any more can be registered by whoever knows its id",
+	},
+	{
 		who: stranger, tries: "call the API over HTTPS with a token that it has found, and no certificate",
 		stops: "the API needs a certificate besides the token",
 		pkg:   apiserverPkg, run: "^TestAPIOverHTTPSNeedsACertificate$",

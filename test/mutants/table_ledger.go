@@ -46,6 +46,13 @@ var ledger = []mutant{
 		pkg: "./test/suite/faults", run: "^TestNoInodes$",
 	},
 	{
+		name: "snapshot-without-its-namespace", promise: "a snapshot is its namespace's, also when its volume is gone",
+		in: "host/internal/apiserver/volumes", decl: "Handler.mayUse",
+		old: "len(known) > 0",
+		new: "len(known) > 1",
+		pkg: "./host/internal/apiserver", run: "^TestSnapshotsOfAnotherNamespace$",
+	},
+	{
 		name: "context-poses-as-a-workload", promise: "a volume's definition never says for which workload a call is",
 		in: "cluster/claim", decl: "CheckKeys",
 		old: "strings.HasPrefix(strings.ToLower(key), prefix)",

@@ -38,14 +38,20 @@ func (c *Controllers) CreateGroupSnapshot(ctx context.Context, volumes []claim.V
 	return taken, err
 }
 
-// DeleteGroupSnapshot deletes a group with its snapshots by the driver's id of it. It may be repeated.
+// MemberName is the name of the snapshot of a volume in a group snapshot, unique in the namespace.
+func MemberName(group, volumeID string) string { return driverName("", "member", group, volumeID) }
+
+// DeleteGroupSnapshot deletes a group with its snapshots by the driver's id of it, and returns their ids as far as they
+// are known. It may be repeated.
 func (c *Controllers) DeleteGroupSnapshot(ctx context.Context, driverID string,
 	req storage.GroupSnapshotRequest,
-) error {
-	return onGroup(ctx, c.everywhere, "delete", driverID, req,
+) (deleted []string, err error) {
+	err = onGroup(ctx, c.everywhere, "delete", driverID, req,
 		func(ctx context.Context, s storage.Client, d drivers.Driver, req storage.GroupSnapshotRequest) error {
+			deleted = append(deleted, req.SnapshotIDs...)
 			return s.DeleteGroupSnapshot(ctx, d.Ref(), req)
 		})
+	return deleted, err
 }
 
 // GetGroupSnapshot reads a group with its snapshots by the driver's id of it.
