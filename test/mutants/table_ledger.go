@@ -46,6 +46,20 @@ var ledger = []mutant{
 		pkg: "./test/suite/faults", run: "^TestNoInodes$",
 	},
 	{
+		name: "any-node-makes-itself-a-controller", promise: "a driver's further controllers get secrets when an operator approves them",
+		in: "cluster/state", decl: "nodeWrites.PutNode",
+		old: " && !d.HadController",
+		new: "",
+		pkg: statePkg, run: "^TestControllersThatGetSecrets$",
+	},
+	{
+		name: "secrets-for-any-controller", promise: "secrets go to no controller that nobody approved",
+		in: "host/internal/csi/controllers", decl: "ability.of",
+		old: "a.secret || len(v.SealedSecrets) > 0",
+		new: "a.secret",
+		pkg: "./host/internal/csi/controllers", run: "^TestSecretsNeedAnApproval$",
+	},
+	{
 		name: "snapshot-without-its-namespace", promise: "a snapshot is its namespace's, also when its volume is gone",
 		in: "host/internal/apiserver/volumes", decl: "Handler.mayUse",
 		old: "len(known) > 0",

@@ -19,7 +19,7 @@ func (c *Controllers) CreateGroupSnapshot(ctx context.Context, volumes []claim.V
 ) (taken storage.GroupSnapshot, err error) {
 	first := volumes[0]
 	doing := fmt.Sprintf("take group snapshot %q of %d volumes", name, len(volumes))
-	err = c.call(ctx, doing, first.PluginID, anyController.of(first),
+	err = c.call(ctx, doing, first.PluginID, anyController.of(first).with(secrets),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			cluster, err := c.cfg.ClusterID(ctx)
 			if err != nil {
@@ -83,7 +83,7 @@ func onGroup(ctx context.Context, ask func(ctx context.Context, doing, driver st
 		}
 		return fn(ctx, s, d, req)
 	}
-	return ask(ctx, doing, driverID, anyController, call)
+	return ask(ctx, doing, driverID, anyController.with(req.Secrets), call)
 }
 
 // members lists the ids of a group's snapshots; none if the driver does not list snapshots.
