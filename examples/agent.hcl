@@ -19,6 +19,7 @@ ports {
   # What workloads are given that name no number.
   min_dynamic_port = 20000
   max_dynamic_port = 32000
+  max_per_namespace = 2000
 }
 
 # Tokens and bootstrap files of workloads; a tmpfs.

@@ -39,4 +39,17 @@ var ofWorkloads = []attack{
 		pkg:   "./host/internal/system/owner", run: "^FuzzContainerNames$",
 		remains: "a user with containers of its own names them; the name may be that of another's",
 	},
+	{
+		who: tenant, tries: "take all of a node's ports, dynamic or static, from other namespaces, and learn from a refusal who has one",
+		stops: "`ports { max_per_namespace }`; a refusal names workloads of the caller's namespace only",
+		pkg:   "./host/internal/consul/ports", run: "^TestQuotaOfANamespace$",
+		worked:  "995db68: dynamic: [20003 20001], <nil>; it is told who has the port: 20005 is held by workload \"greedy/b\"",
+		remains: "several namespaces together, and that a port is taken",
+	},
+	{
+		who: tenant, tries: "learn from a refusal which workload of another namespace has a device",
+		stops: "the same rule",
+		pkg:   "./host/internal/workload/devices", run: "^TestRefusalHidesOtherNamespaces$",
+		worked: "995db68: it is told: \"a\" is held by workload \"till/vault\"",
+	},
 }

@@ -46,6 +46,20 @@ var ledger = []mutant{
 		pkg: "./test/suite/faults", run: "^TestNoInodes$",
 	},
 	{
+		name: "static-ports-beside-the-quota", promise: "a namespace's workloads get no more ports of a node than its quota",
+		in: "host/internal/consul/ports", decl: "Allocator.checkQuota",
+		old: "r.Static == 0 || a.inRange(r.Static)",
+		new: "r.Static == 0",
+		pkg: "./host/internal/consul/ports", run: "^TestQuotaOfANamespace$",
+	},
+	{
+		name: "refusal-names-another-namespace", promise: "a refusal names no workload of another namespace",
+		in: "cluster/claim", decl: "WorkloadRef.SeenFrom",
+		old: "r.Namespace != namespace",
+		new: "r.Namespace != namespace && namespace == \"\"",
+		pkg: "./host/internal/workload/devices", run: "^TestRefusalHidesOtherNamespaces$",
+	},
+	{
 		name: "any-node-makes-itself-a-controller", promise: "a driver's further controllers get secrets when an operator approves them",
 		in: "cluster/state", decl: "nodeWrites.PutNode",
 		old: " && !d.HadController",

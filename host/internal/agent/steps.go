@@ -127,7 +127,7 @@ func (a *agent) workloadDeps() workload.Deps {
 	return workload.Deps{
 		Ledger: a.ledger, Drivers: a.drivers, Devices: a.devices,
 		Calls: a.calls, ReadSecret: config.ReadSecret, Events: a.events, Services: a.services,
-		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
+		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort, a.cfg.PortsQuota),
 		SecretsDir: files, IdentityTimeout: timeouts, Traces: a.traces,
 	}
 }

@@ -38,6 +38,8 @@ type Agent struct {
 	RPCPort, SerfPort int `key:"ports"`
 	// MinDynamicPort and MaxDynamicPort bound the ports that workloads get.
 	MinDynamicPort, MaxDynamicPort int `key:"ports"`
+	// PortsQuota bounds how many of them the workloads of one namespace get.
+	PortsQuota int `key:"ports"`
 	// SecretsDir holds the secrets of workloads, on a tmpfs; absolute.
 	SecretsDir string `key:"secrets_dir"`
 	// LogLevel is trace, debug, info, warn or error.
@@ -280,6 +282,7 @@ const (
 	// The same range as in Nomad.
 	defaultMinDynamicPort = 20000
 	defaultMaxDynamicPort = 32000
+	defaultPortsQuota     = 2000
 
 	defaultHealthTimeout  = 30 * time.Second
 	defaultRollbackWindow = 30 * time.Second
@@ -308,6 +311,7 @@ func defaults() *Agent {
 		SerfPort:           DefaultSerfPort,
 		MinDynamicPort:     defaultMinDynamicPort,
 		MaxDynamicPort:     defaultMaxDynamicPort,
+		PortsQuota:         defaultPortsQuota,
 		LogLevel:           "info",
 		LogFormat:          "text",
 		Server:             Server{Enabled: true, BootstrapExpect: 1, Liveness: claim.DefaultLiveness},

@@ -53,7 +53,7 @@ type Devices interface {
 	// (devices.ErrTooFew). It waits until ctx ends for plugins that have not reported theirs yet.
 	Pick(ctx context.Context, holder claim.WorkloadRef, want []devices.Request) ([]devices.Given, error)
 	// Check says why Pick would fail or wait now, and takes nothing.
-	Check(want []devices.Request) error
+	Check(namespace string, want []devices.Request) error
 	// Reserve asks the plugins what the workload needs to use the devices. It may be repeated.
 	Reserve(ctx context.Context, given []devices.Given) (device.Reservation, error)
 	// Hold marks the devices that a workload was given before a restart of the host.
