@@ -163,6 +163,7 @@ consul "east" {
 
   auth_method      = "pannier" # default: none, tokens are minted
   audience         = "consul.io"
+  check_addresses = ["172.17.0.0/16"] # what checks of services may be about besides this host; default: nothing
   identity_timeout = "5m"
 
   # The plugins that reach it. Default: sids, consul-services and envoy-bootstrap, or the only ones of their kinds.

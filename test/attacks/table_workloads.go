@@ -52,4 +52,11 @@ var ofWorkloads = []attack{
 		pkg:   "./host/internal/workload/devices", run: "^TestRefusalHidesOtherNamespaces$",
 		worked: "995db68: it is told: \"a\" is held by workload \"till/vault\"",
 	},
+	{
+		who: tenant, tries: "have the host's Consul agent call any address for it, such as the cloud's metadata, and show the answer as a check's output",
+		stops: "checks are about the host's own addresses and the `check_addresses` of the agent's configuration, names included",
+		pkg:   hostWorkloadPkg, run: "^TestChecksReachThisHostAlone$",
+		worked:  "bf87040: the cloud's metadata: <nil>",
+		remains: "any port of the host itself; redirects, which Consul's agent follows",
+	},
 }

@@ -236,6 +236,9 @@ type Consul struct {
 	Audience string
 	// IdentityTimeout bounds the derivation of a service's token.
 	IdentityTimeout time.Duration
+	// CheckAddresses are the addresses, networks and names to which its agent may be asked to connect by checks, besides
+	// this host's own.
+	CheckAddresses []string
 	// IdentityPlugin, RegistrationPlugin and BootstrapPlugin are the plugins that reach it; empty: sids, consul-services
 	// and envoy-bootstrap, or the only ones of their kinds.
 	IdentityPlugin, RegistrationPlugin, BootstrapPlugin string

@@ -92,6 +92,8 @@ type Deps struct {
 	// IdentityTimeout bounds a token's derivation with all retries, by the name of the agent's
 	// consul block; 0 or absent: 5 minutes.
 	IdentityTimeout map[string]time.Duration
+	// CheckAddresses are those of servicesteps.Steps.
+	CheckAddresses map[string][]string
 	// Traces records the release of workloads that no call asked for.
 	Traces *tracing.Tracer
 }
