@@ -184,6 +184,11 @@ func (d *Definition) check() checker {
 	if d.CloneID != "" && d.SnapshotID != "" {
 		c.fail("snapshot_id", "is given beside clone_id: a volume is made of one of them at most")
 	}
+	for _, id := range [][2]string{{"external_id", d.ExternalID}, {"clone_id", d.CloneID}, {"snapshot_id", d.SnapshotID}} {
+		if slices.Contains(strings.FieldsFunc(id[1], func(r rune) bool { return strings.ContainsRune("/#:", r) }), "..") {
+			c.fail(id[0], fmt.Sprintf("%q leads to the directory above: write the id as the driver lists it", id[1]))
+		}
+	}
 	c.keys("parameters", d.Parameters)
 	c.keys("context", d.Context)
 	return c

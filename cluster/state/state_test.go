@@ -332,6 +332,41 @@ func TestOneVolumeIsRegisteredOnce(t *testing.T) {
 	}
 }
 
+// An id that a driver reads as a path is one volume, however it is written.
+func TestOneVolumeIsWrittenInManyWays(t *testing.T) {
+	l := open(t)
+	register := func(id, external string) error {
+		v := volume(id, claim.SingleNodeWriter)
+		v.ExternalID = external
+		_, err := l.do(&command.RegisterVolume{Volume: v})
+		return err
+	}
+	for i, id := range []string{"srv#exports/a#vol#u#", "nfs://srv/a/vol", "/subscriptions/x/disks/y", "aGk//w==", ".", "##", "/"} {
+		if err := register(fmt.Sprint("v", i), id); err != nil {
+			t.Errorf("%q: %v", id, err)
+		}
+		if err := register(fmt.Sprint("v", i), id); err != nil {
+			t.Errorf("%q again: %v", id, err)
+		}
+	}
+	for _, id := range []string{
+		"srv#exports/a/#vol#u#", "srv#exports//a#vol#u#", "srv#./exports/a#./vol#u#", "nfs://srv//a/vol/", "nfs://srv/a/./vol",
+		"/subscriptions/x//disks/y",
+	} {
+		if err := register("other", id); !errors.Is(err, claim.ErrDuplicate) {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+	for _, id := range []string{"srv#exports/b#../a/vol#u#", "srv:../a", "a/..", ".."} {
+		if err := register("other", id); err == nil || !strings.Contains(err.Error(), "leads to the directory above") {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+	if err := register("other", "srv#exports/a#vol..2#u#"); err != nil {
+		t.Error(err)
+	}
+}
+
 // Drivers learn from reserved keys for which workload a call is, so that nobody can write them into a volume.
 func TestVolumeThatPosesAsAWorkloads(t *testing.T) {
 	l := open(t)

@@ -40,6 +40,18 @@ var ofAccess = []attack{
 		remains: "a volume that nobody has registered any more can be registered by whoever knows its id",
 	},
 	{
+		who: weakToken, tries: "have another namespace's volume a second time, or use it, by another writing of its id (`share//dir/`, `dir/../theirs`) at a driver that reads ids as paths",
+		stops: "the ledger compares ids without the differences of paths, and refuses `..`",
+		pkg:   "./cluster/state", run: "^TestOneVolumeIsWrittenInManyWays$",
+		worked:  "66ab3e8: \"srv#exports/a/#vol#u#\": <nil>",
+		remains: "what only the driver knows to be the same, such as two names of a server, or upper and lower case",
+	},
+	{
+		who: weakToken, tries: "have the secrets that a user of nomad-api gives for one driver sent to every driver, by a list of snapshots that names none",
+		stops: "such a list takes no secrets",
+		pkg:   "./test/suite/nomad", run: "^TestOneHost$/^snapshots$",
+	},
+	{
 		who: stranger, tries: "call the API over HTTPS with a token that it has found, and no certificate",
 		stops: "the API needs a certificate besides the token",
 		pkg:   apiserverPkg, run: "^TestAPIOverHTTPSNeedsACertificate$",

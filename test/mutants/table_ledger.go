@@ -46,6 +46,20 @@ var ledger = []mutant{
 		pkg: "./test/suite/faults", run: "^TestNoInodes$",
 	},
 	{
+		name: "ids-compared-as-written", promise: "a driver's volume is registered once, however its id is written",
+		in: "cluster/state", decl: "oneWriting",
+		old: "parts[i] = scheme + path.Clean(rest)",
+		new: "parts[i] = scheme + strings.TrimSuffix(rest, \"/\")",
+		pkg: statePkg, run: "^TestOneVolumeIsWrittenInManyWays$",
+	},
+	{
+		name: "checks-of-a-services-address", promise: "checks are about the host's own addresses and what its operator allows",
+		in: "host/internal/workload/servicesteps", decl: "Steps.checkReach",
+		old: "hosts = append(hosts, cmp.Or(c.Address, svc.Address))",
+		new: "hosts = append(hosts, c.Address)",
+		pkg: "./host/internal/workload", run: "^TestChecksReachThisHostAlone$",
+	},
+	{
 		name: "static-ports-beside-the-quota", promise: "a namespace's workloads get no more ports of a node than its quota",
 		in: "host/internal/consul/ports", decl: "Allocator.checkQuota",
 		old: "r.Static == 0 || a.inRange(r.Static)",
