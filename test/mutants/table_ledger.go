@@ -49,7 +49,7 @@ var ledger = []mutant{
 		name: "ids-compared-as-written", promise: "a driver's volume is registered once, however its id is written",
 		in: "cluster/state", decl: "oneWriting",
 		old: "parts[i] = scheme + path.Clean(rest)",
-		new: "parts[i] = scheme + strings.TrimSuffix(rest, \"/\")",
+		new: "parts[i] = scheme + path.Clean(rest)[:0] + rest",
 		pkg: statePkg, run: "^TestOneVolumeIsWrittenInManyWays$",
 	},
 	{
