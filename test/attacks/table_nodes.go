@@ -111,6 +111,7 @@ var ofNodes = []attack{
 		who: hostileNode, tries: "approve itself, while it reports that it is drained",
 		stops: "a node's report has its drain's end and nothing else",
 		pkg:   peerPkg, run: "^TestWhatADrainedNodeAsksFor$",
+		worked: "733ca4a, with the fields of before: it asks for a driver's secrets: <nil>",
 	},
 	{
 		who: weakToken, tries: "do the same by `driver register` with `plugin:write`",

@@ -69,7 +69,7 @@ func TestControllersAreRegisteredByOperators(t *testing.T) {
 	developer, operator := h.as(t, "developer", plugin), h.as(t, "operator", plugin+"\noperator { policy = \"write\" }")
 	register := func(c *api.Client, kind string) error {
 		_, err := c.Drivers.RegisterDriver(h.ctx, &hostv1.RegisterDriverRequest{
-			Id: "fake", Type: kind, Endpoint: "unix://" + filepath.Join(t.TempDir(), "csi.sock"),
+			Id: "nfs", Type: kind, Endpoint: "unix://" + filepath.Join(t.TempDir(), "csi.sock"),
 		})
 		return err
 	}
