@@ -64,8 +64,8 @@ type SetNodeStatusResult struct {
 // SetNodeDuty records what an operator wants of a node: whether it starts workloads, of which namespaces, and whether
 // it is drained.
 // nil fields stay as they are. The node sets Drain.DoneAt to report that nothing is left; StartedAt, if given,
-// says of which drain. Namespaces binds the node to these (claim.Node); empty: to none. Approve and Revoke name a driver
-// (claim.Node.ControllerOf).
+// says of which drain. Namespaces binds the node to these (claim.Node); empty: to none. Approve and Revoke name
+// a driver (claim.Node.ControllerOf).
 type SetNodeDuty struct {
 	Returns[claim.Node]
 	Name       string       `json:"name"`

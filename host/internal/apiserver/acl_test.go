@@ -181,8 +181,8 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	check.NoError(t, err)
 }
 
-// A snapshot is its namespace's after its volume is gone, alone or of a group, and what the ledger does not know is used
-// by those alone whom an operator allows that.
+// A snapshot is its namespace's after its volume is gone, alone or of a group. What the ledger does not know is used by
+// those alone whom an operator allows that.
 func TestSnapshotsOfAnotherNamespace(t *testing.T) {
 	h := openACLHost(t)
 	theirs := h.create(t, spec("theirs", inNamespace("till"))).GetSpec().GetExternalId()

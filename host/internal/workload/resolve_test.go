@@ -126,7 +126,7 @@ func TestTheUserOfSecrets(t *testing.T) {
 // Consul's agent makes checks from the host: about the host's own addresses, and what its operator allows.
 func TestChecksReachThisHostAlone(t *testing.T) {
 	h := newHost(t)
-	steps := &servicesteps.Steps{SecretsDir: h.Manager.SecretsDir, CheckAddresses: map[string][]string{
+	steps := &servicesteps.Steps{SecretsDir: h.SecretsDir, CheckAddresses: map[string][]string{
 		"default": {"10.9.0.0/16", "db.example.com", "fd00::7"},
 	}}
 	resolve := func(svc service.Service) error {

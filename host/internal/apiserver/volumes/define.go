@@ -522,7 +522,7 @@ func (h *Handler) mayUseVolume(ctx context.Context, v claim.Volume, id string, n
 	})
 }
 
-// mayUseOf checks that the caller has a capability in the namespaces of all that has an id, other than the volume's own.
+// mayUseOf checks that the caller has a capability in the namespaces of all that has an id, but for the volume's own.
 func mayUseOf[T any](c *call.Caller, v claim.Volume, all []T, namespace func(T) string, needs acl.Capability) error {
 	for _, one := range all {
 		other := namespace(one)

@@ -100,7 +100,9 @@ func (h *Handler) snapshotID(ctx context.Context, namespace, driver, given strin
 
 // knownSnapshots returns the names of a driver's snapshot; none: the ledger does not have it.
 func (h *Handler) knownSnapshots(ctx context.Context, driver, id string) ([]claim.Snapshot, error) {
-	return call.Latest(ctx, h.Ledger, func(tx *state.ReadTx) ([]claim.Snapshot, error) { return tx.SnapshotsByID(driver, id) })
+	return call.Latest(ctx, h.Ledger, func(tx *state.ReadTx) ([]claim.Snapshot, error) {
+		return tx.SnapshotsByID(driver, id)
+	})
 }
 
 // snapshotPlaces returns where the volume of a snapshot was accessible from; nil: the ledger does not have it.
