@@ -19,6 +19,7 @@ ports {
   # What workloads are given that name no number.
   min_dynamic_port = 20000
   max_dynamic_port = 32000
+  max_per_namespace = 2000
 }
 
 # Tokens and bootstrap files of workloads; a tmpfs.
@@ -162,6 +163,7 @@ consul "east" {
 
   auth_method      = "pannier" # default: none, tokens are minted
   audience         = "consul.io"
+  check_addresses = ["172.17.0.0/16"] # what checks of services may be about besides this host; default: nothing
   identity_timeout = "5m"
 
   # The plugins that reach it. Default: sids, consul-services and envoy-bootstrap, or the only ones of their kinds.

@@ -18,6 +18,6 @@ topology_request {
 }
 
 parameters = {
-  type                        = "gp3"
-  "csi.storage.k8s.io/fstype" = "ext4"
+  type        = "gp3"
+  "encrypted" = "true"
 }

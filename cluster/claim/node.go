@@ -37,6 +37,9 @@ type Node struct {
 	// Namespaces are those whose workloads the node may have, at most MaxNamespaces; * matches any characters. None:
 	// those of all.
 	Namespaces []string `json:"namespaces,omitempty"`
+	// ControllerOf are the drivers whose controllers here get the secrets of all volumes: those that this node reported
+	// before any other, and those that an operator approved.
+	ControllerOf []string `json:"controller_of,omitempty"`
 
 	CreateIndex uint64    `json:"create_index"`
 	ModifyIndex uint64    `json:"modify_index"`
@@ -157,7 +160,18 @@ func (n *Node) KeepOwn(standing Node) {
 	n.Status, n.StatusAt, n.StatusIndex = standing.Status, standing.StatusAt, standing.StatusIndex
 	n.LostIndex = standing.LostIndex
 	n.Ineligible, n.Drain, n.Namespaces = standing.Ineligible, standing.Drain, standing.Namespaces
+	n.ControllerOf = standing.ControllerOf
 	n.CreateIndex = standing.CreateIndex
+}
+
+// Approve adds a driver to ControllerOf, or removes it.
+func (n *Node) Approve(driver string, approved bool) {
+	switch at := slices.Index(n.ControllerOf, driver); {
+	case at < 0 && approved:
+		n.ControllerOf = append(slices.Clip(n.ControllerOf), driver)
+	case at >= 0 && !approved:
+		n.ControllerOf = slices.Delete(slices.Clone(n.ControllerOf), at, at+1)
+	}
 }
 
 // Change returns the drain after another order: one that begins is dated at, one that is reported as done keeps
@@ -325,6 +339,8 @@ type Driver struct {
 	ControllersExpected int `json:"controllers_expected"`
 	NodesHealthy        int `json:"nodes_healthy"`
 	NodesExpected       int `json:"nodes_expected"`
+	// HadController says that a node has reported a controller, and so is its first one (Node.ControllerOf).
+	HadController bool `json:"had_controller,omitempty" proto:"-"`
 
 	// Nodes is the driver on each node, by node name. A query fills it in.
 	Nodes map[string]NodeDriver `json:"-"`
@@ -337,6 +353,7 @@ type Driver struct {
 func (d *Driver) Replace(before, now *NodeDriver) {
 	d.count(before, -1)
 	d.count(now, +1)
+	d.HadController = d.HadController || now != nil && now.Type != NodeService
 	if now != nil && now.Provider != "" {
 		d.Provider, d.Version = now.Provider, now.Version
 	}

@@ -3,7 +3,9 @@ package claim
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 )
 
 // MaxID is the longest id, in bytes.
@@ -80,6 +82,22 @@ func CheckVolumeID(id string) error {
 	return checkLength(id)
 }
 
+// reserved begins the keys of volume_context and parameters by which drivers learn which workload or volume a call is
+// for (Kubernetes, "CSI ephemeral inline volumes", external-provisioner). Some drivers ignore the case of keys.
+var reserved = []string{"csi.storage.k8s.io/", "storage.kubernetes.io/"}
+
+// CheckKeys returns what is wrong with the keys that somebody wrote for a driver: only the agent sets reserved ones.
+func CheckKeys(written map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(written)) {
+		for _, prefix := range reserved {
+			if strings.HasPrefix(strings.ToLower(key), prefix) {
+				return fmt.Errorf("%q is set by the agent: leave it out", key)
+			}
+		}
+	}
+	return nil
+}
+
 // checker collects the problems of one object's fields; err is the first one.
 type checker struct {
 	object func() string // its name, which is formatted only for a problem
@@ -94,6 +112,12 @@ func (c *checker) fail(field, problem string) {
 
 func (c *checker) id(field, id string) {
 	if err := CheckID(id); err != nil {
+		c.fail(field, err.Error())
+	}
+}
+
+func (c *checker) keys(field string, written map[string]string) {
+	if err := CheckKeys(written); err != nil {
 		c.fail(field, err.Error())
 	}
 }
@@ -126,6 +150,7 @@ func (v *Volume) Validate() error {
 	if v.ExternalID == "" {
 		c.fail("external_id", "is missing")
 	}
+	c.keys("mutable_parameters", v.MutableParameters)
 	return c.err
 }
 
@@ -159,6 +184,13 @@ func (d *Definition) check() checker {
 	if d.CloneID != "" && d.SnapshotID != "" {
 		c.fail("snapshot_id", "is given beside clone_id: a volume is made of one of them at most")
 	}
+	for _, id := range [][2]string{{"external_id", d.ExternalID}, {"clone_id", d.CloneID}, {"snapshot_id", d.SnapshotID}} {
+		if slices.Contains(strings.FieldsFunc(id[1], func(r rune) bool { return strings.ContainsRune("/#:", r) }), "..") {
+			c.fail(id[0], fmt.Sprintf("%q leads to the directory above: write the id as the driver lists it", id[1]))
+		}
+	}
+	c.keys("parameters", d.Parameters)
+	c.keys("context", d.Context)
 	return c
 }
 

@@ -26,6 +26,14 @@ type WorkloadRef struct {
 // String is the id, with the namespace in front of it unless that is "default".
 func (r WorkloadRef) String() string { return qualified(r.Namespace, r.ID) }
 
+// SeenFrom describes the workload in a refusal to one of a namespace, which does not learn others' names.
+func (r WorkloadRef) SeenFrom(namespace string) string {
+	if r.Namespace != namespace {
+		return "a workload of another namespace"
+	}
+	return fmt.Sprintf("workload %q", r)
+}
+
 // DefaultNamespace is the namespace of objects that name none.
 const DefaultNamespace = "default"
 

@@ -64,7 +64,8 @@ type SetNodeStatusResult struct {
 // SetNodeDuty records what an operator wants of a node: whether it starts workloads, of which namespaces, and whether
 // it is drained.
 // nil fields stay as they are. The node sets Drain.DoneAt to report that nothing is left; StartedAt, if given,
-// says of which drain. Namespaces binds the node to these (claim.Node); empty: to none.
+// says of which drain. Namespaces binds the node to these (claim.Node); empty: to none. Approve and Revoke name
+// a driver (claim.Node.ControllerOf).
 type SetNodeDuty struct {
 	Returns[claim.Node]
 	Name       string       `json:"name"`
@@ -72,6 +73,8 @@ type SetNodeDuty struct {
 	Drain      *claim.Drain `json:"drain,omitempty"`
 	StopDrain  bool         `json:"stop_drain,omitempty"`
 	Namespaces *[]string    `json:"namespaces,omitempty"`
+	Approve    string       `json:"approve,omitempty"`
+	Revoke     string       `json:"revoke,omitempty"`
 }
 
 // DeleteDrivers removes the drivers that no node has, no volume names and that have not changed since

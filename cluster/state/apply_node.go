@@ -43,6 +43,15 @@ func (tx nodeWrites) PutNode(c *command.PutNode) (zero command.PutNodeResult, _ 
 		tx.touchDrivers(next)
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
+	for _, id := range slices.Sorted(maps.Keys(next.Drivers)) {
+		d, _, err := read[claim.Driver](tx.reader, driverKey(id))
+		if err != nil {
+			return zero, err
+		}
+		if next.Drivers[id].Type != claim.NodeService && !d.HadController && d.ControllersExpected == 0 {
+			next.Approve(id, true)
+		}
+	}
 	if err := tx.replaceDrivers(next.Name, old.Drivers, next.Drivers, c.At); err != nil {
 		return zero, err
 	}
@@ -198,7 +207,16 @@ func (tx nodeWrites) SetNodeDuty(c *command.SetNodeDuty) (zero claim.Node, _ err
 		}
 		n.Namespaces = *c.Namespaces
 	}
-	if n.Ineligible == old.Ineligible && n.Drain == old.Drain && slices.Equal(n.Namespaces, old.Namespaces) {
+	if c.Approve != "" {
+		if err := claim.CheckID(c.Approve); err != nil {
+			return zero, &claim.FieldError{Object: fmt.Sprintf("node %q", c.Name), Field: "driver", Problem: err.Error()}
+		}
+		n.Approve(c.Approve, true)
+		tx.touch(TopicDriver(c.Approve))
+	}
+	n.Approve(c.Revoke, false)
+	if n.Ineligible == old.Ineligible && n.Drain == old.Drain && slices.Equal(n.Namespaces, old.Namespaces) &&
+		len(n.ControllerOf) == len(old.ControllerOf) {
 		return old, nil
 	}
 	n.ModifyIndex, n.ModifiedAt = tx.index, c.At

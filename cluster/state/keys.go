@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"path"
+	"strings"
 	"time"
 
 	"github.com/pannier/pannier/cluster/acl"
@@ -135,7 +137,7 @@ func volumeIndexKeys(v *claim.Volume) []string {
 // externalIDPart is the prefix of the index keys of all volumes with an external id. An external id may hold any
 // characters, so its hash is in the key.
 func externalIDPart(driver, externalID string) string {
-	sum := sha256.Sum256([]byte(externalID))
+	sum := sha256.Sum256([]byte(oneWriting(externalID)))
 	return volumesByExternalID + driver + "/" + hex.EncodeToString(sum[:]) + "/"
 }
 
@@ -145,7 +147,7 @@ func snapshotIndexKeys(s *claim.Snapshot) []string {
 
 // snapshotIDPart is the prefix of the index keys of all names of a driver's snapshot. See externalIDPart.
 func snapshotIDPart(driver, id string) string {
-	return fmt.Sprintf("%s%s/%x/", snapshotsByID, driver, sha256.Sum256([]byte(id)))
+	return fmt.Sprintf("%s%s/%x/", snapshotsByID, driver, sha256.Sum256([]byte(oneWriting(id))))
 }
 
 func claimIndexKeys(c *claim.Claim) []string {
@@ -187,3 +189,21 @@ func keptIndexKeys(k *kept) []string {
 }
 
 func indexPart(index uint64) string { return fmt.Sprintf("%016x", index) }
+
+// oneWriting is an id as all writings of it compare. Some drivers read parts of an id as paths (csi-driver-nfs:
+// server#share#directory#…), so that "a//b/" is "a/b".
+func oneWriting(id string) string {
+	parts := strings.Split(id, "#")
+	for i, part := range parts {
+		scheme, rest, ok := strings.Cut(part, "://")
+		if !ok {
+			scheme, rest = "", part
+		} else {
+			scheme += "://"
+		}
+		if strings.Contains(rest, "/") {
+			parts[i] = scheme + path.Clean(rest)
+		}
+	}
+	return strings.Join(parts, "#")
+}

@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -128,6 +129,54 @@ func TestNodesThatTakeNoWorkloads(t *testing.T) {
 			l.must(row.undo)
 			l.must(&command.StartWorkload{Ref: workload("new"), Node: "a"})
 		})
+	}
+}
+
+// TestControllersThatGetSecrets: the first node that reports a controller is one, another when an operator approves it;
+// no node makes itself one.
+func TestControllersThatGetSecrets(t *testing.T) {
+	l := open(t)
+	report := func(node string, kind claim.DriverType) {
+		t.Helper()
+		n := claim.Node{Name: node, ControllerOf: []string{"d"}}
+		if kind != "" {
+			n.Drivers = map[string]claim.NodeDriver{"d": {ID: "d", Type: kind}}
+		}
+		l.must(&command.PutNode{Node: n})
+	}
+	want := func(when string, nodes ...string) {
+		t.Helper()
+		var got []string
+		for _, name := range []string{"a", "b", "c"} {
+			if slices.Contains(nodeOf(t, l, name).ControllerOf, "d") {
+				got = append(got, name)
+			}
+		}
+		if !slices.Equal(got, nodes) {
+			t.Errorf("%s: %q get secrets, want %q", when, got, nodes)
+		}
+	}
+	report("a", claim.NodeService)
+	report("b", claim.ControllerService)
+	report("c", claim.Monolith)
+	report("a", claim.Monolith)
+	want("the first is b", "b")
+	for _, node := range []string{"a", "b", "c"} {
+		report(node, "")
+	}
+	report("a", claim.Monolith)
+	want("while b does not have it", "b")
+	l.must(&command.SetNodeDuty{Name: "a", Approve: "d"})
+	l.must(&command.SetNodeDuty{Name: "a", Approve: "d"})
+	l.must(&command.SetNodeDuty{Name: "b", Revoke: "d"})
+	report("b", claim.Monolith)
+	want("approved and revoked", "a")
+	l.must(&command.DeleteNode{Name: "a"})
+	report("a", claim.Monolith)
+	report("c", claim.Monolith)
+	want("after a purge")
+	if _, err := l.do(&command.SetNodeDuty{Name: "a", Approve: "../d"}); err == nil {
+		t.Error("a driver of any name is approved")
 	}
 }
 

@@ -332,6 +332,67 @@ func TestOneVolumeIsRegisteredOnce(t *testing.T) {
 	}
 }
 
+// An id that a driver reads as a path is one volume, however it is written.
+func TestOneVolumeIsWrittenInManyWays(t *testing.T) {
+	l := open(t)
+	register := func(id, external string) error {
+		v := volume(id, claim.SingleNodeWriter)
+		v.ExternalID = external
+		_, err := l.do(&command.RegisterVolume{Volume: v})
+		return err
+	}
+	for i, id := range []string{"srv#exports/a#vol#u#", "nfs://srv/a/vol", "/subscriptions/x/disks/y", "aGk//w==", ".", "##", "/"} {
+		if err := register(fmt.Sprint("v", i), id); err != nil {
+			t.Errorf("%q: %v", id, err)
+		}
+		if err := register(fmt.Sprint("v", i), id); err != nil {
+			t.Errorf("%q again: %v", id, err)
+		}
+	}
+	for _, id := range []string{
+		"srv#exports/a/#vol#u#", "srv#exports//a#vol#u#", "srv#./exports/a#./vol#u#", "nfs://srv//a/vol/", "nfs://srv/a/./vol",
+		"/subscriptions/x//disks/y",
+	} {
+		if err := register("other", id); !errors.Is(err, claim.ErrDuplicate) {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+	for _, id := range []string{"srv#exports/b#../a/vol#u#", "srv:../a", "a/..", ".."} {
+		if err := register("other", id); err == nil || !strings.Contains(err.Error(), "leads to the directory above") {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+	if err := register("other", "srv#exports/a#vol..2#u#"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Drivers learn from reserved keys for which workload a call is, so that nobody can write them into a volume.
+func TestVolumeThatPosesAsAWorkloads(t *testing.T) {
+	l := open(t)
+	before := l.records()
+	for _, key := range []string{
+		"csi.storage.k8s.io/ephemeral", "csi.storage.k8s.io/pod.namespace", "CSI.storage.k8s.io/serviceAccount.tokens",
+		"csi.storage.k8s.io/pvc/namespace", "storage.kubernetes.io/csiProvisionerIdentity",
+	} {
+		written := map[string]string{"size": "1", key: "true"}
+		for field, write := range map[string]func(*claim.Volume){
+			"context":            func(v *claim.Volume) { v.Context = written },
+			"parameters":         func(v *claim.Volume) { v.Parameters = written },
+			"mutable_parameters": func(v *claim.Volume) { v.MutableParameters = written },
+		} {
+			v := volume("v", claim.SingleNodeWriter)
+			write(&v)
+			_, err := l.do(&command.RegisterVolume{Volume: v})
+			if wrong := (*claim.FieldError)(nil); !errors.As(err, &wrong) || wrong.Field != field ||
+				!strings.Contains(wrong.Problem, key) {
+				t.Errorf("%s with %q: %v", field, key, err)
+			}
+		}
+	}
+	l.sameAs(before, "refused")
+}
+
 func TestANodeThatRepeatsItsDevicesWritesNothing(t *testing.T) {
 	l := open(t)
 	put := func(healthy int, memory string) bool {

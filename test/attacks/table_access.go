@@ -33,6 +33,26 @@ var ofAccess = []attack{
 		remains: "that somebody has registered an id of the driver that the caller knows",
 	},
 	{
+		who: weakToken, tries: "make a volume of another namespace's snapshot, alone or of a group, once its volume is deregistered, or of one that the ledger does not know",
+		stops: "the ledger says whose a snapshot is, whatever becomes of its volume; unknown ones need `csi-foreign-snapshots`, clones likewise",
+		pkg:   apiserverPkg, run: "^TestSnapshotsOfAnotherNamespace$",
+		worked:  "fb41c82: got <nil> (unknown), want permission_denied; the driver has the volume shop-stolen of snap-till-theirs-s",
+		remains: "a volume that nobody has registered any more can be registered by whoever knows its id",
+	},
+	{
+		who: weakToken, tries: "have another namespace's volume a second time, or use it, by another writing of its id (`share//dir/`, `dir/../theirs`) at a driver that reads ids as paths",
+		stops: "the ledger compares ids without the differences of paths, and refuses `..`",
+		pkg:   "./cluster/state", run: "^TestOneVolumeIsWrittenInManyWays$",
+		worked:  "66ab3e8: \"srv#exports/a/#vol#u#\": <nil>",
+		remains: "what only the driver knows to be the same, such as two names of a server, or upper and lower case",
+	},
+	{
+		who: weakToken, tries: "have the secrets that a user of nomad-api gives for one driver sent to every driver, by a list of snapshots that names none",
+		stops: "such a list takes no secrets",
+		pkg:   "./test/suite/nomad", run: "^TestOneHost$/^snapshots$",
+		worked: "66ab3e8: got <nil>, want the status 400",
+	},
+	{
 		who: stranger, tries: "call the API over HTTPS with a token that it has found, and no certificate",
 		stops: "the API needs a certificate besides the token",
 		pkg:   apiserverPkg, run: "^TestAPIOverHTTPSNeedsACertificate$",

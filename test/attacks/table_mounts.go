@@ -64,6 +64,12 @@ var onMounts = []attack{
 		pkg:   hostWorkloadPkg, run: "^TestAttributesDoNotReplaceWhoAsks$",
 	},
 	{
+		who: tenant, tries: "do the same by the `context` or `parameters` of a volume that it registers, creates, modifies or takes a snapshot of",
+		stops: "the ledger refuses such keys in any case of letters, and the API what the ledger does not see",
+		pkg:   apiserverPkg, run: "^TestReservedKeysReachNoDriver$",
+		worked: `7e0896a: the driver got map[csi.storage.k8s.io/ephemeral:true csi.storage.k8s.io/pod.namespace:other]`,
+	},
+	{
 		who: tenant, tries: "stop the host, or use another device, by a mount flag of csi-local (`errors=panic`, `journal_path`, `logdev`, …)",
 		stops: "csi-local refuses them, whatever the host allows",
 		pkg:   csiLocalPkg, run: "^TestFlagsThatStopTheHostOrLeaveTheVolume$",

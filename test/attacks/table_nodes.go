@@ -139,4 +139,23 @@ var ofNodes = []attack{
 		pkg:   "./host/internal/apiserver", run: "^TestCallersOverTLS$",
 		remains: "make that token before you hand out certificates",
 	},
+	{
+		who: hostileNode, tries: "be asked as a controller with the secrets of all namespaces' volumes, by a driver of their id in its own file (`type = \"monolith\"`)",
+		stops: "calls with secrets go to servers, to the node that reported the driver's controller first, and to those that an operator approved",
+		pkg:   "./host/internal/csi/controllers", run: "^TestSecretsNeedAnApproval$",
+		worked:  "733ca4a: asked with secrets were map[n1:3 n2:3 n3:3]",
+		remains: "it is asked what carries no secrets, and can answer wrongly",
+	},
+	{
+		who: hostileNode, tries: "approve itself, while it reports that it is drained",
+		stops: "a node's report has its drain's end and nothing else",
+		pkg:   peerPkg, run: "^TestWhatADrainedNodeAsksFor$",
+		worked: "733ca4a, with the fields of before: it asks for a driver's secrets: <nil>",
+	},
+	{
+		who: weakToken, tries: "do the same by `driver register` with `plugin:write`",
+		stops: "a controller is registered with `operator:write`",
+		pkg:   apiserverPkg, run: "^TestControllersAreRegisteredByOperators$",
+		worked: "733ca4a: got <nil> (unknown), want permission_denied",
+	},
 }

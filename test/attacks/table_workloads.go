@@ -39,4 +39,24 @@ var ofWorkloads = []attack{
 		pkg:   "./host/internal/system/owner", run: "^FuzzContainerNames$",
 		remains: "a user with containers of its own names them; the name may be that of another's",
 	},
+	{
+		who: tenant, tries: "take all of a node's ports, dynamic or static, from other namespaces, and learn from a refusal who has one",
+		stops: "`ports { max_per_namespace }`; a refusal names workloads of the caller's namespace only",
+		pkg:   "./host/internal/consul/ports", run: "^TestQuotaOfANamespace$",
+		worked:  "995db68, with the check left out: dynamic: [20002 20003], <nil>; another namespace gets []",
+		remains: "several namespaces together, and that a port is taken",
+	},
+	{
+		who: tenant, tries: "learn from a refusal which workload of another namespace has a device",
+		stops: "the same rule",
+		pkg:   "./host/internal/workload/devices", run: "^TestRefusalHidesOtherNamespaces$",
+		worked: `995db68, with the namespace left out: it is told: acme/gpu/T4 "a" is held by workload "till/vault"`,
+	},
+	{
+		who: tenant, tries: "have the host's Consul agent call any address for it, such as the cloud's metadata, and show the answer as a check's output",
+		stops: "checks are about the host's own addresses and the `check_addresses` of the agent's configuration, names included",
+		pkg:   hostWorkloadPkg, run: "^TestChecksReachThisHostAlone$",
+		worked:  "bf87040: another host: <nil>",
+		remains: "any port of the host itself; redirects, which Consul's agent follows",
+	},
 }

@@ -203,8 +203,8 @@ var releases = []mutant{
 	{
 		name: "bound-node-asked", promise: "a controller on a node that is bound to namespaces gets no call that concerns none",
 		in: "host/internal/csi/controllers", decl: "picker.unfit",
-		old: "(namespace == \"\" || n.CheckNamespace(namespace) != nil)",
-		new: "namespace != \"\" && n.CheckNamespace(namespace) != nil",
+		old: "(need.namespace == \"\" || n.CheckNamespace(need.namespace) != nil)",
+		new: "need.namespace != \"\" && n.CheckNamespace(need.namespace) != nil",
 		pkg: "./host/internal/csi/controllers", run: "^TestABoundNode$",
 	},
 	{

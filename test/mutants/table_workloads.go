@@ -318,8 +318,8 @@ var workloads = []mutant{
 	{
 		name: "check-takes-ports", promise: "a check of a workload takes nothing",
 		in: "host/internal/workload", decl: "Manager.checkNew",
-		old: "	m.Ports.Release(servicesteps.PortHolder(spec.WorkloadRef))\n",
-		new: "	_ = servicesteps.PortHolder\n",
+		old: "	m.Ports.Release(spec.WorkloadRef)\n",
+		new: "",
 		pkg: "./host/internal/apiserver", run: "^TestCheckWorkload$",
 	},
 	{

@@ -120,15 +120,15 @@ func (a *agent) newDrivers() {
 func (a *agent) workloadDeps() workload.Deps {
 	files := secretsdir.New(a.cfg.SecretsDir)
 	a.closers.add(files.Close)
-	timeouts := map[string]time.Duration{}
+	timeouts, reach := map[string]time.Duration{}, map[string][]string{}
 	for _, c := range a.cfg.Consuls {
-		timeouts[c.Name] = c.IdentityTimeout
+		timeouts[c.Name], reach[c.Name] = c.IdentityTimeout, c.CheckAddresses
 	}
 	return workload.Deps{
 		Ledger: a.ledger, Drivers: a.drivers, Devices: a.devices,
 		Calls: a.calls, ReadSecret: config.ReadSecret, Events: a.events, Services: a.services,
-		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
-		SecretsDir: files, IdentityTimeout: timeouts, Traces: a.traces,
+		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort, a.cfg.PortsQuota),
+		SecretsDir: files, IdentityTimeout: timeouts, CheckAddresses: reach, Traces: a.traces,
 	}
 }
 

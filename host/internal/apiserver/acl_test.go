@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/pki"
@@ -179,6 +181,70 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 		Spec: spec("found", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.ExternalId = "nobodys" }),
 	})
 	check.NoError(t, err)
+}
+
+// A snapshot is its namespace's after its volume is gone, alone or of a group. What the ledger does not know is used by
+// those alone whom an operator allows that.
+func TestSnapshotsOfAnotherNamespace(t *testing.T) {
+	h := openACLHost(t)
+	theirs := h.create(t, spec("theirs", inNamespace("till"))).GetSpec().GetExternalId()
+	_, err := h.client.Volumes.CreateSnapshot(h.ctx,
+		&hostv1.CreateSnapshotRequest{Namespace: "till", VolumeId: "theirs", Name: "s"})
+	check.NoError(t, err)
+	_, err = h.client.Volumes.CreateGroupSnapshot(h.ctx,
+		&hostv1.CreateGroupSnapshotRequest{Namespace: "till", VolumeIds: []string{"theirs"}, Name: "g"})
+	check.NoError(t, err)
+	taken := slices.Clone(h.fake.snapshots)
+	_, err = h.client.Volumes.DeregisterVolume(h.ctx, &hostv1.DeregisterVolumeRequest{Namespace: "till", Id: "theirs"})
+	check.NoError(t, err)
+	h.fake.mu.Lock()
+	h.fake.snapshots = append(h.fake.snapshots, storage.Snapshot{ID: "nobodys", VolumeExternalID: "gone", Ready: true})
+	h.fake.mu.Unlock()
+
+	shop := h.as(t, "shop", `namespace "shop" { policy = "write" }
+		plugin { policy = "read" }`)
+	trusted := h.as(t, "trusted", `namespace "shop" { capabilities = ["csi-write-volume", "csi-foreign-snapshots"] }`)
+	create := func(c *api.Client, id string, source func(s *hostv1.VolumeSpec)) error {
+		_, err := c.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec(id, inNamespace("shop"), source)})
+		return err
+	}
+	snapshot := func(id string) func(s *hostv1.VolumeSpec) {
+		return func(s *hostv1.VolumeSpec) { s.SnapshotId = id }
+	}
+	clone := func(s *hostv1.VolumeSpec) { s.CloneId = theirs }
+	for _, s := range taken {
+		for _, c := range []*api.Client{shop, trusted} {
+			wantError(t, create(c, "stolen", snapshot(s.ID)), connect.CodePermissionDenied, "csi-read-volume",
+				"on the namespace that has registered")
+		}
+	}
+	const foreign = `or, if none has, "csi-foreign-snapshots" on namespace "shop" is missing`
+	wantError(t, create(shop, "stolen", snapshot("nobodys")), connect.CodePermissionDenied, foreign)
+	wantError(t, create(shop, "stolen", clone), connect.CodePermissionDenied, foreign)
+	if len(h.fake.volumes) != 1 {
+		t.Errorf("the driver has the volumes %v", h.fake.volumes)
+	}
+	list, err := shop.Volumes.ListSnapshots(h.ctx, &hostv1.ListSnapshotsRequest{PluginId: "fake"})
+	if check.NoError(t, err); len(list.GetSnapshots()) != 1 || list.GetSnapshots()[0].GetSnapshotId() != "nobodys" {
+		t.Errorf("listed %v", list.GetSnapshots())
+	}
+
+	check.NoError(t, create(trusted, "a", snapshot("nobodys")))
+	check.NoError(t, create(trusted, "b", clone))
+	// In its own namespace each is used by its name and by the driver's id.
+	till := h.as(t, "till", `namespace "till" { policy = "write" }`)
+	for i, id := range []string{"s", taken[0].ID, taken[1].ID, controllers.MemberName("g", "theirs")} {
+		_, err := till.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{
+			Spec: spec(fmt.Sprint("restored-", i), inNamespace("till"), snapshot(id)),
+		})
+		check.NoError(t, err)
+	}
+	// A group's names go with it.
+	_, err = h.client.Volumes.DeleteGroupSnapshot(h.ctx, &hostv1.DeleteGroupSnapshotRequest{
+		PluginId: "fake", GroupId: taken[1].GroupID, SnapshotIds: []string{taken[1].ID},
+	})
+	check.NoError(t, err)
+	wantError(t, create(shop, "stolen", snapshot(taken[1].ID)), connect.CodePermissionDenied, foreign)
 }
 
 // next returns the next event of a stream, or the error that ended it.

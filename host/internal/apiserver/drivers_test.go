@@ -1,11 +1,15 @@
 package apiserver
 
 import (
+	"path/filepath"
 	"testing"
+
+	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -56,4 +60,49 @@ func TestADriverOnSeveralNodes(t *testing.T) {
 		Id: "mysql", Read: &hostv1.ReadOptions{Index: before.GetModifyIndex()},
 	})
 	check.NoError(t, err)
+}
+
+// Whoever adds a driver's controller may be asked with the secrets of all namespaces.
+func TestControllersAreRegisteredByOperators(t *testing.T) {
+	h := openACLHost(t)
+	const plugin = `plugin { policy = "write" }`
+	developer, operator := h.as(t, "developer", plugin), h.as(t, "operator", plugin+"\noperator { policy = \"write\" }")
+	register := func(c *api.Client, kind string) error {
+		_, err := c.Drivers.RegisterDriver(h.ctx, &hostv1.RegisterDriverRequest{
+			Id: "nfs", Type: kind, Endpoint: "unix://" + filepath.Join(t.TempDir(), "csi.sock"),
+		})
+		return err
+	}
+	for _, kind := range []string{"", "monolith", "controller"} {
+		wantError(t, register(developer, kind), connect.CodePermissionDenied, `policy "write" for operator is missing`)
+		if err := register(operator, kind); connect.CodeOf(err) == connect.CodePermissionDenied {
+			t.Errorf("an operator registers type %q: %v", kind, err)
+		}
+	}
+	if err := register(developer, "node"); connect.CodeOf(err) == connect.CodePermissionDenied {
+		t.Errorf("a node service: %v", err)
+	}
+}
+
+func TestApproveDriver(t *testing.T) {
+	h := openHost(t)
+	h.putNode(t, "n2")
+	approve := func(revoke bool) []string {
+		t.Helper()
+		resp := check.Must(h.client.Nodes.ApproveDriver(h.ctx,
+			&hostv1.ApproveDriverRequest{Name: "n2", DriverId: "d", Revoke: revoke}))(t)
+		return resp.GetNode().GetControllerOf()
+	}
+	for range 2 {
+		if got := approve(false); len(got) != 1 || got[0] != "d" {
+			t.Errorf("approved %q", got)
+		}
+	}
+	if got := approve(true); len(got) != 0 {
+		t.Errorf("after the end %q", got)
+	}
+	_, err := h.client.Nodes.ApproveDriver(h.ctx, &hostv1.ApproveDriverRequest{Name: "nosuch", DriverId: "d"})
+	wantError(t, err, connect.CodeNotFound, `"nosuch"`)
+	_, err = h.client.Nodes.ApproveDriver(h.ctx, &hostv1.ApproveDriverRequest{Name: "n2", DriverId: "../d"})
+	wantError(t, err, connect.CodeInvalidArgument, "driver_id")
 }

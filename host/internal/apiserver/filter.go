@@ -82,16 +82,18 @@ func hideHolders(c *call.Caller, groups []*hostv1.DeviceGroup) {
 	}
 }
 
-// shownSnapshots removes snapshots of hidden volumes, and the names that others have in namespaces where the caller may
-// not list. Their volumes are no longer registered.
+// shownSnapshots removes snapshots of namespaces where the caller may not list. Whose a snapshot is the ledger knows by
+// its name, whatever has become of its volume; one without a name is its volume's.
 func shownSnapshots(c *call.Caller, all []*hostv1.Snapshot, hidden func(volume string) bool) []*hostv1.Snapshot {
-	all = keep(all, func(p *hostv1.Snapshot) bool { return !hidden(p.GetExternalVolumeId()) })
-	for _, p := range all {
-		if !c.AllowNamespace(namespaceIn(p.GetName()), acl.CSIListVolume) {
-			p.Name = ""
+	return keep(all, func(p *hostv1.Snapshot) bool {
+		if !c.AllowNamespace(namespaceIn(p.GetVolume()), acl.CSIListVolume) {
+			p.Volume = "" // of somebody who has registered the volume since
 		}
-	}
-	return all
+		if p.GetName() == "" {
+			return !hidden(p.GetExternalVolumeId())
+		}
+		return c.AllowNamespace(namespaceIn(p.GetName()), acl.CSIListVolume)
+	})
 }
 
 func hideStatus(c *call.Caller, m *hostv1.StatusResponse) {

@@ -470,7 +470,7 @@ func openHostWith(t *testing.T, caps storage.ControllerCapabilities, change ...f
 		Events:  h.bus,
 		Secrets: unseal,
 		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin,
-			ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
+			ports.DefaultMax, 2000), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	_, err := manager.Open(h.ctx)
 	check.NoError(t, err)

@@ -47,7 +47,8 @@ var needs = map[string]need{
 	v1.WorkloadServiceGetWorkloadProcedure:     query(in(acl.ReadWorkload)),
 	v1.WorkloadServiceListWorkloadsProcedure:   query(within(acl.ListWorkloads)),
 
-	v1.DriverServiceRegisterDriverProcedure:   change(to(acl.Plugin, acl.Write)),
+	// A controller may be asked with the secrets of volumes of all namespaces.
+	v1.DriverServiceRegisterDriverProcedure:   change(to(acl.Plugin, acl.Write), controller(to(acl.Operator, acl.Write))),
 	v1.DriverServiceDeregisterDriverProcedure: change(to(acl.Plugin, acl.Write)),
 	v1.DriverServiceRestartDriverProcedure:    change(to(acl.Plugin, acl.Write), forced(to(acl.Operator, acl.Write))),
 	v1.DriverServiceListDriversProcedure:      query(to(acl.Plugin, acl.List)),
@@ -86,6 +87,7 @@ var needs = map[string]need{
 	v1.NodeServiceDrainNodeProcedure:          change(to(acl.Node, acl.Write)),
 	v1.NodeServiceSetNodeEligibilityProcedure: change(to(acl.Node, acl.Write)),
 	v1.NodeServiceSetNodeNamespacesProcedure:  change(to(acl.Node, acl.Write)),
+	v1.NodeServiceApproveDriverProcedure:      change(to(acl.Operator, acl.Write)),
 	v1.NodeServicePurgeNodeProcedure:          change(to(acl.Node, acl.Write), forced(to(acl.Operator, acl.Write))),
 
 	v1.MemberServiceListMembersProcedure: query(to(acl.Node, acl.Read)),
@@ -196,6 +198,16 @@ func to(area acl.Area, level acl.Level) permission {
 func forced(more permission) permission {
 	return func(c *call.Caller, msg any) error {
 		if m, ok := msg.(interface{ GetForce() bool }); ok && m.GetForce() {
+			return more(c, msg)
+		}
+		return nil
+	}
+}
+
+// controller requires more to register a driver's controller.
+func controller(more permission) permission {
+	return func(c *call.Caller, msg any) error {
+		if m, ok := msg.(*hostv1.RegisterDriverRequest); ok && m.GetType() != string(claim.NodeService) {
 			return more(c, msg)
 		}
 		return nil

@@ -124,7 +124,7 @@ var who = map[string][]string{
 		v1.TokenServiceSweepTokensProcedure, v1.AgentServiceStopProcedure, v1.AgentServiceReloadProcedure,
 		v1.AgentServiceUpgradeProcedure, v1.AgentServiceDiagnoseProcedure,
 		v1.NodeServiceDrainNodeProcedure, v1.NodeServiceSetNodeEligibilityProcedure, v1.NodeServicePurgeNodeProcedure,
-		v1.NodeServiceSetNodeNamespacesProcedure,
+		v1.NodeServiceSetNodeNamespacesProcedure, v1.NodeServiceApproveDriverProcedure,
 		v1.MemberServiceJoinMembersProcedure, v1.MemberServiceForceLeaveProcedure, v1.MemberServiceLeaveProcedure,
 		v1.MemberServiceListKeysProcedure, v1.MemberServiceAddKeyProcedure, v1.MemberServiceUseKeyProcedure,
 		v1.MemberServiceRemoveKeyProcedure,

@@ -51,6 +51,46 @@ func TestModifyVolume(t *testing.T) {
 	wantError(t, err, connect.CodeNotFound, "none")
 }
 
+// What tenants write for a driver never says for which workload a call is: no call with it reaches the driver.
+func TestReservedKeysReachNoDriver(t *testing.T) {
+	h := openHost(t)
+	made := h.create(t, spec("mysql")).GetSpec().GetExternalId()
+	written := map[string]string{"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.namespace": "other"}
+	other := spec("other", func(s *hostv1.VolumeSpec) { s.Parameters = written })
+	existing := spec("other", func(s *hostv1.VolumeSpec) { s.Context, s.ExternalId = written, "other" })
+	for door, ask := range map[string]func() error{
+		"create": func() error {
+			_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: other})
+			return err
+		},
+		"register": func() error {
+			_, err := h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: existing})
+			return err
+		},
+		"modify": func() error {
+			_, err := h.client.Volumes.ModifyVolume(h.ctx, &hostv1.ModifyVolumeRequest{Id: "mysql", Parameters: written})
+			return err
+		},
+		"snapshot": func() error {
+			_, err := h.client.Volumes.CreateSnapshot(h.ctx,
+				&hostv1.CreateSnapshotRequest{VolumeId: "mysql", Name: "s", Parameters: written})
+			return err
+		},
+		"group snapshot": func() error {
+			_, err := h.client.Volumes.CreateGroupSnapshot(h.ctx,
+				&hostv1.CreateGroupSnapshotRequest{VolumeIds: []string{"mysql"}, Name: "s", Parameters: written})
+			return err
+		},
+	} {
+		t.Run(door, func(t *testing.T) {
+			wantError(t, ask(), connect.CodeInvalidArgument, `"csi.storage.k8s.io/ephemeral" is set by the agent`)
+		})
+	}
+	if len(h.fake.modified)+len(h.fake.snapshots) != 0 || len(h.fake.volumes) != 1 || h.fake.volumes[made].Name == "" {
+		t.Errorf("the driver got %v, %v and %v", h.fake.modified, h.fake.snapshots, h.fake.volumes)
+	}
+}
+
 // The condition is that of the controller and of each node that has mounted the volume.
 func TestConditions(t *testing.T) {
 	needsRoot(t)

@@ -25,6 +25,7 @@ func driverNoun() noun {
 func driverRegisterVerbs() []verb {
 	register, timeout := &hostv1.RegisterDriverRequest{}, time.Duration(0)
 	deregister, restart := &hostv1.DeregisterDriverRequest{}, &hostv1.RestartDriverRequest{}
+	approve := &hostv1.ApproveDriverRequest{}
 	return []verb{
 		{
 			use: "register ID -endpoint unix:///PATH", short: "Register a running CSI driver, or change how it is reached",
@@ -55,6 +56,22 @@ func driverRegisterVerbs() []verb {
 					state = fmt.Sprintf("but nothing listens on %s: start the driver", path)
 				}
 				return c.Done(resp, err, "driver %q is registered, %s", d.GetId(), state)
+			},
+		},
+		{
+			use: "approve ID NODE", short: "Let a driver's controller on a node have secrets", example: "nfs web-1",
+			long: `Let the controller of a driver on a node be asked with the secrets of volumes, of all namespaces
+unless the node is bound to some. Servers, and the node that reported the driver before any
+other, need no approval. Without it a controller is asked what needs no secrets.`,
+			flags: func(f *pflag.FlagSet) { f.BoolVar(&approve.Revoke, "revoke", false, "end the approval") },
+			run: func(ctx context.Context, c *call) error {
+				approve.DriverId, approve.Name = c.args[0], c.args[1]
+				resp, err := c.Nodes.ApproveDriver(ctx, approve)
+				text := "driver %q on node %q is asked with secrets"
+				if approve.Revoke {
+					text = "driver %q on node %q is asked without secrets only, unless the node is a server"
+				}
+				return c.Done(resp, err, text, c.args[0], c.args[1])
 			},
 		},
 		{

@@ -98,6 +98,10 @@ func (f *fake) SetNodeNamespaces(r *hostv1.SetNodeNamespacesRequest) (*hostv1.Se
 	}}, nil
 }
 
+func (f *fake) ApproveDriver(r *hostv1.ApproveDriverRequest) (*hostv1.ApproveDriverResponse, error) {
+	return &hostv1.ApproveDriverResponse{Node: &hostv1.Node{Name: r.GetName()}}, nil
+}
+
 func (f *fake) PurgeNode(r *hostv1.PurgeNodeRequest) (*hostv1.PurgeNodeResponse, error) {
 	if !r.GetForce() {
 		return nil, connect.NewError(connect.CodeFailedPrecondition,

@@ -86,6 +86,7 @@ func nodeTables(m *hostv1.GetNodeResponse) (*Table, []section) {
 	t.Row("Since", since(n.GetStatusAt()))
 	t.Row("Eligible", yesNo(n.GetEligible()))
 	t.Row("Namespaces", strings.Join(n.GetNamespaces(), " "))
+	t.Row("Controls", strings.Join(n.GetControllerOf(), " "))
 	t.Row("Drain", drained(n.GetDrain()))
 	if d := n.GetDrain(); d != nil {
 		t.Row("Drained since", fmt.Sprintf("%s, by %s", since(d.GetStartedAt()), d.GetBy()))

@@ -38,6 +38,8 @@ type Agent struct {
 	RPCPort, SerfPort int `key:"ports"`
 	// MinDynamicPort and MaxDynamicPort bound the ports that workloads get.
 	MinDynamicPort, MaxDynamicPort int `key:"ports"`
+	// PortsQuota bounds how many of them the workloads of one namespace get.
+	PortsQuota int `key:"ports"`
 	// SecretsDir holds the secrets of workloads, on a tmpfs; absolute.
 	SecretsDir string `key:"secrets_dir"`
 	// LogLevel is trace, debug, info, warn or error.
@@ -234,6 +236,9 @@ type Consul struct {
 	Audience string
 	// IdentityTimeout bounds the derivation of a service's token.
 	IdentityTimeout time.Duration
+	// CheckAddresses are the addresses, networks and names to which its agent may be asked to connect by checks, besides
+	// this host's own.
+	CheckAddresses []string
 	// IdentityPlugin, RegistrationPlugin and BootstrapPlugin are the plugins that reach it; empty: sids, consul-services
 	// and envoy-bootstrap, or the only ones of their kinds.
 	IdentityPlugin, RegistrationPlugin, BootstrapPlugin string
@@ -280,6 +285,7 @@ const (
 	// The same range as in Nomad.
 	defaultMinDynamicPort = 20000
 	defaultMaxDynamicPort = 32000
+	defaultPortsQuota     = 2000
 
 	defaultHealthTimeout  = 30 * time.Second
 	defaultRollbackWindow = 30 * time.Second
@@ -308,6 +314,7 @@ func defaults() *Agent {
 		SerfPort:           DefaultSerfPort,
 		MinDynamicPort:     defaultMinDynamicPort,
 		MaxDynamicPort:     defaultMaxDynamicPort,
+		PortsQuota:         defaultPortsQuota,
 		LogLevel:           "info",
 		LogFormat:          "text",
 		Server:             Server{Enabled: true, BootstrapExpect: 1, Liveness: claim.DefaultLiveness},

@@ -50,7 +50,7 @@ func TestAgentDefaults(t *testing.T) {
 	want := &Agent{
 		Name: hostname, Datacenter: "dc1", DataDir: "/var/lib/pannier", PluginDir: "/usr/lib/pannier/plugins",
 		Socket: "/run/pannier/pannier.sock", BindAddr: "127.0.0.1", HTTPPort: 7420,
-		MinDynamicPort: 20000, MaxDynamicPort: 32000, SecretsDir: "/var/lib/pannier/secrets",
+		MinDynamicPort: 20000, MaxDynamicPort: 32000, PortsQuota: 2000, SecretsDir: "/var/lib/pannier/secrets",
 		RPCPort: 7421, SerfPort: 7422,
 		LogLevel: "info", LogFormat: "text", LeavePluginsOnStop: true,
 		Server: Server{

@@ -42,8 +42,8 @@ func (c *Consul) keys(dir string) keys {
 		"token_file": file(dir, &c.TokenFile), "ca_file": file(dir, &c.CAFile), "cert_file": file(dir, &c.CertFile),
 		"key_file": file(dir, &c.KeyFile), "grpc_ca_file": file(dir, &c.GRPCCAFile), "tls_server_name": &c.TLSServerName,
 		"datacenter": &c.Datacenter, "namespace": &c.Namespace, "partition": &c.Partition, "auth_method": &c.AuthMethod,
-		"audience": text(&c.Audience), "identity_timeout": &c.IdentityTimeout, "identity_plugin": pluginName(&c.IdentityPlugin),
-		"registration_plugin": pluginName(&c.RegistrationPlugin), "bootstrap_plugin": pluginName(&c.BootstrapPlugin),
+		"audience": text(&c.Audience), "identity_timeout": &c.IdentityTimeout, "check_addresses": &c.CheckAddresses,
+		"identity_plugin": pluginName(&c.IdentityPlugin), "registration_plugin": pluginName(&c.RegistrationPlugin), "bootstrap_plugin": pluginName(&c.BootstrapPlugin),
 	}
 }
 

@@ -278,6 +278,7 @@ func (l *loader) rest(env Overrides) {
 		s.block("ports", keys{
 			"http": number(0, 65535, &a.HTTPPort), "rpc": number(0, 65535, &a.RPCPort), "serf": number(0, 65535, &a.SerfPort),
 			"min_dynamic_port": number(1, 65535, &a.MinDynamicPort), "max_dynamic_port": number(1, 65535, &a.MaxDynamicPort),
+			"max_per_namespace": number(1, 65535, &a.PortsQuota),
 		})
 		s.block("gc", keys{
 			"interval": &a.GC.Interval, "claim_threshold": &a.GC.ClaimThreshold, "driver_threshold": &a.GC.DriverThreshold,

@@ -115,7 +115,7 @@ parameters {
   clusterID = "e9ba69fa",
   fsName    = "cephfs",
   csi.storage.kind = "dotted" # a key with dots
-  "csi.storage.k8s.io/provisioner-secret-name" = "ceph"
+  "example.com/secret-name" = "ceph"
 }
 `, want: &hostv1.VolumeSpec{
 		Id: "home[0]", Type: "csi", PluginId: "ceph-fs",
@@ -123,7 +123,7 @@ parameters {
 		Secrets:      map[string]string{"adminID": "admin", "adminKey": "key=="},
 		Parameters: map[string]string{
 			"clusterID": "e9ba69fa", "fsName": "cephfs", "csi.storage.kind": "dotted",
-			"csi.storage.k8s.io/provisioner-secret-name": "ceph",
+			"example.com/secret-name": "ceph",
 		},
 	}},
 	"SMB": {src: `
@@ -222,7 +222,7 @@ parameters {
       {"topology": [{"segments": {"rack": "R2", "zone": "us-east-1a"}}, {"segments": [{"rack": "R3"}]}]}
     ]
   },
-  "parameters": [{"csi.storage.k8s.io/fstype": "ext4", "size": 5}],
+  "parameters": [{"example.com/fstype": "ext4", "size": 5}],
   "secrets": {"example/secret": "xyzzy"}
 }`, want: &hostv1.VolumeSpec{
 		Id: "ebs_prod_db1", Namespace: "default", Name: "database", Type: "csi", PluginId: "plugin_id",
@@ -234,7 +234,7 @@ parameters {
 			Preferred: []*hostv1.Topology{at("topology.kubernetes.io/zone", "z1")},
 			Required:  []*hostv1.Topology{at("rack", "R1"), at("rack", "R2", "zone", "us-east-1a"), at("rack", "R3")},
 		},
-		Parameters: map[string]string{"csi.storage.k8s.io/fstype": "ext4", "size": "5"},
+		Parameters: map[string]string{"example.com/fstype": "ext4", "size": "5"},
 		Secrets:    map[string]string{"example/secret": "xyzzy"},
 	}},
 	"modes at the top level": {src: `

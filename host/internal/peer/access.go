@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"google.golang.org/grpc/metadata"
 
@@ -135,7 +136,8 @@ var commands = []rule{
 	}),
 	of(func(_ context.Context, n caller, c *command.SetNodeDuty) error {
 		d := c.Drain
-		if c.Ineligible != nil || c.Namespaces != nil || c.StopDrain || d == nil || n.record.Drain == nil ||
+		only := command.SetNodeDuty{Returns: c.Returns, Name: c.Name, Drain: d}
+		if !reflect.DeepEqual(*c, only) || d == nil || n.record.Drain == nil ||
 			d.DoneAt.IsZero() || d.By != n.record.Drain.By || !d.StartedAt.Equal(n.record.Drain.StartedAt) {
 			return denied("a node may only mark its drain as done")
 		}

@@ -377,6 +377,29 @@ func TestAMaliciousNode(t *testing.T) {
 	}
 }
 
+// A node that is drained reports that it is done, and nothing else with it.
+func TestWhatADrainedNodeAsksFor(t *testing.T) {
+	w := form(t, 1, "n1")
+	n1 := w.agents["n1"]
+	n1.register(t)
+	ordered, err := cluster.Apply(within(t), w.leader(t).Servers,
+		&command.SetNodeDuty{Name: "n1", Drain: &claim.Drain{By: "root"}})
+	must(t, err)
+	done := *ordered.Drain
+	done.DoneAt = time.Now()
+	for field, asks := range map[string]command.SetNodeDuty{
+		"a driver's secrets": {Approve: "d"}, "others' namespaces": {Namespaces: &[]string{}},
+		"nothing": {StopDrain: true}, "another driver's end": {Revoke: "d"},
+	} {
+		asks.Name, asks.Drain = "n1", &done
+		if _, err := cluster.Apply(within(t), n1.Servers, &asks); !errors.Is(err, ErrDenied) {
+			t.Errorf("it asks for %s: %v", field, err)
+		}
+	}
+	_, err = cluster.Apply(within(t), n1.Servers, &command.SetNodeDuty{Name: "n1", Drain: &done})
+	must(t, err)
+}
+
 // A machine that has the name and the certificate of another, and an empty data directory, is nobody; the same machine
 // after a boot has to wait while its earlier boot may use its claims.
 func TestMachineOfTheSameName(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 )
 
@@ -29,7 +28,7 @@ func (m *Manager) Check(ctx context.Context, spec Spec) (c Check, err error) {
 		c.Problems = append(c.Problems, err)
 	}
 	if len(spec.Devices) > 0 && c.State == "" {
-		if err := m.Devices.Check(deviceRequests(spec)); err != nil {
+		if err := m.Devices.Check(spec.Namespace, deviceRequests(spec)); err != nil {
 			c.Problems = append(c.Problems, err)
 		}
 	}
@@ -65,6 +64,6 @@ func (m *Manager) checkNew(spec Spec) (State, error) {
 	}
 	rec := record{Spec: spec}
 	_, err := m.resolve(&rec)
-	m.Ports.Release(servicesteps.PortHolder(spec.WorkloadRef))
+	m.Ports.Release(spec.WorkloadRef)
 	return "", err
 }

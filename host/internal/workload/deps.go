@@ -53,7 +53,7 @@ type Devices interface {
 	// (devices.ErrTooFew). It waits until ctx ends for plugins that have not reported theirs yet.
 	Pick(ctx context.Context, holder claim.WorkloadRef, want []devices.Request) ([]devices.Given, error)
 	// Check says why Pick would fail or wait now, and takes nothing.
-	Check(want []devices.Request) error
+	Check(namespace string, want []devices.Request) error
 	// Reserve asks the plugins what the workload needs to use the devices. It may be repeated.
 	Reserve(ctx context.Context, given []devices.Given) (device.Reservation, error)
 	// Hold marks the devices that a workload was given before a restart of the host.
@@ -92,6 +92,8 @@ type Deps struct {
 	// IdentityTimeout bounds a token's derivation with all retries, by the name of the agent's
 	// consul block; 0 or absent: 5 minutes.
 	IdentityTimeout map[string]time.Duration
+	// CheckAddresses are those of servicesteps.Steps.
+	CheckAddresses map[string][]string
 	// Traces records the release of workloads that no call asked for.
 	Traces *tracing.Tracer
 }

@@ -96,7 +96,7 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		},
 		ReadSecret: func(ref string) (string, error) { return "the content of " + strings.TrimPrefix(ref, "file://"), nil },
 		Tokens:     c, Services: c, Datacenter: "dc7",
-		Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
+		Ports: ports.New(ports.DefaultMin, ports.DefaultMax, 2000), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	soon := step.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}
 	out.limits = limits{

@@ -121,7 +121,8 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 		services: &servicesteps.Steps{
 			Node: node, Datacenter: deps.Datacenter, Tokens: deps.Tokens, Services: deps.Services, SecretsDir: deps.SecretsDir,
 			Ports:           deps.Ports,
-			IdentityTimeout: deps.IdentityTimeout, Events: deps.Events, Log: log, Limits: servicesteps.DefaultLimits,
+			IdentityTimeout: deps.IdentityTimeout, CheckAddresses: deps.CheckAddresses,
+			Events: deps.Events, Log: log, Limits: servicesteps.DefaultLimits,
 		},
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())

@@ -2,13 +2,16 @@ package workload
 
 import (
 	"errors"
+	"net"
 	"reflect"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // Services are registered in Consul with numbers and values in place of labels and variables.
@@ -117,5 +120,52 @@ func TestTheUserOfSecrets(t *testing.T) {
 	s := Spec{User: "7", Exec: &specs.Exec{User: "8"}}
 	if got, _ := s.UID(); got != 7 {
 		t.Errorf("the workload's user does not go before exec's: %d", got)
+	}
+}
+
+// Consul's agent makes checks from the host: about the host's own addresses, and what its operator allows.
+func TestChecksReachThisHostAlone(t *testing.T) {
+	h := newHost(t)
+	steps := &servicesteps.Steps{SecretsDir: h.SecretsDir, CheckAddresses: map[string][]string{
+		"default": {"10.9.0.0/16", "db.example.com", "fd00::7"},
+	}}
+	resolve := func(svc service.Service) error {
+		svc.Name = "web"
+		_, err := steps.Resolve(ref("w"), []service.Service{svc}, false, nil)
+		return err
+	}
+	http := func(address string) service.Service {
+		return service.Service{Checks: []service.Check{
+			{Type: "http", Address: address, Path: "/latest/meta-data", Port: "80", Interval: "10s", Timeout: "1s"},
+		}}
+	}
+	for _, own := range []string{"", "127.0.0.9", "::1", "localhost", "10.9.8.7", "db.example.com", "fd00::7"} {
+		check.NoError(t, resolve(http(own)))
+	}
+	host := check.Must(net.InterfaceAddrs())(t)
+	check.NoError(t, resolve(http(host[len(host)-1].(*net.IPNet).IP.String())))
+
+	tcp := service.Service{Address: "192.0.2.1", Checks: []service.Check{
+		{Type: "tcp", Port: "22", Interval: "10s", Timeout: "1s"},
+	}}
+	sidecar := func(address, local string) service.Service {
+		return service.Service{Port: "80", Address: address, Connect: &service.Connect{
+			SidecarService: &service.SidecarService{Proxy: &service.Proxy{LocalServiceAddress: local}},
+		}}
+	}
+	process := service.Service{Address: "192.0.2.1", Checks: []service.Check{{Type: "process", Interval: "10s"}}}
+	check.NoError(t, resolve(process))
+	check.NoError(t, resolve(service.Service{Address: "192.0.2.1"})) // nobody connects to it
+	east := http("10.9.8.7")
+	east.Consul = "east"
+	for what, svc := range map[string]service.Service{
+		"the cloud's metadata": http("169.254.169.254"), "mapped": http("::ffff:169.254.169.254"),
+		"another host": http("10.10.0.1"), "a name": http("metadata.google.internal"), "octal": http("0251.0376.0251.0376"),
+		"the service's address": tcp, "a sidecar's": sidecar("192.0.2.1", ""), "its program's": sidecar("", "192.0.2.1"),
+		"another Consul's": east,
+	} {
+		if err := resolve(svc); err == nil || !strings.Contains(err.Error(), "check_addresses in the block consul") {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

@@ -185,14 +185,14 @@ func (m *Manager) restore(ctx context.Context, rec *record) (*instance, error) {
 // with secrets that belong to none of them.
 func (m *Manager) restorePortsAndSecrets(found []*record) error {
 	for _, rec := range found {
-		if err := m.Ports.Restore(servicesteps.PortHolder(rec.Spec.WorkloadRef), rec.ports()...); err != nil {
+		if err := m.Ports.Restore(rec.Spec.WorkloadRef, rec.ports()...); err != nil {
 			return fmt.Errorf("restore the ports of workload %q: %w", rec.Spec.WorkloadRef, err)
 		}
 	}
 	for _, rec := range found {
 		for _, l := range listeners(&rec.Spec) {
 			// If another workload has it, that is reported when the proxy listens.
-			_, _ = m.Ports.HoldListener(servicesteps.PortHolder(rec.Spec.WorkloadRef), l.Address, l.Static)
+			_, _ = m.Ports.HoldListener(rec.Spec.WorkloadRef, l.Address, l.Static)
 		}
 	}
 	removed, err := m.SecretsDir.Sweep(func(p secretsdir.Place) bool {

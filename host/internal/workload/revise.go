@@ -100,7 +100,7 @@ func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	was := i.rec.Spec
-	holder, added, removed := servicesteps.PortHolder(i.ref), listenersWithout(&spec, &was), listenersWithout(&was, &spec)
+	holder, added, removed := i.ref, listenersWithout(&spec, &was), listenersWithout(&was, &spec)
 	// What its proxy listens on by Consul's word is held already.
 	added = slices.DeleteFunc(added, func(l ports.Request) bool { return m.Ports.Holds(holder, l) })
 	if _, err := m.Ports.Take(holder, added...); err != nil {

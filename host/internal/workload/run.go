@@ -21,7 +21,6 @@ import (
 	"github.com/pannier/pannier/host/internal/system/vars"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/onbehalf"
-	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
@@ -367,7 +366,7 @@ func (r *run) inLedger() (out claim.Run) {
 
 // finish reports that nothing is left of the workload on this node.
 func (r *run) finish() {
-	r.m.Ports.Release(servicesteps.PortHolder(r.ref))
+	r.m.Ports.Release(r.ref)
 	r.Update(func() {
 		r.rec.State, r.rec.Waiting, r.retried = Stopped, "", Release{}
 		if r.rec.Failed {

@@ -18,7 +18,6 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
-	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
@@ -117,7 +116,7 @@ func (m *Manager) begin(spec Spec, opts Options, span trace.Span) (i *instance, 
 		return nil, 0, fmt.Errorf("workload %q: node %q: %w: %s", spec.WorkloadRef, m.Node, claim.ErrIneligible, m.draining)
 	}
 	if i, err = m.make(spec, opts); err != nil {
-		m.Ports.Release(servicesteps.PortHolder(spec.WorkloadRef))
+		m.Ports.Release(spec.WorkloadRef)
 		return nil, 0, err
 	}
 	i.caller.SetToken(opts.Token)
@@ -219,7 +218,7 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 		return false, nil
 	}
 	want = append(want, listeners(spec)...)
-	got, err := m.Ports.Take(servicesteps.PortHolder(spec.WorkloadRef), want...)
+	got, err := m.Ports.Take(spec.WorkloadRef, want...)
 	if err != nil {
 		return false, fmt.Errorf("workload %q: %w", spec.WorkloadRef, err)
 	}

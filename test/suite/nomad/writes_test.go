@@ -166,6 +166,12 @@ func snapshots(t *testing.T, r *rig) {
 			t.Errorf("the snapshots %s are %v", name, list.Snapshots)
 		}
 	}
+	// Secrets go to the driver that is named, and to no others.
+	secrets := api.CSISecrets{"password": "hunter2"}
+	_, _, err = r.nomad.CSIVolumes().ListSnapshotsOpts(&api.CSISnapshotListRequest{PluginID: "hostpath", Secrets: secrets})
+	check.NoError(t, err)
+	_, _, err = r.nomad.CSIVolumes().ListSnapshotsOpts(&api.CSISnapshotListRequest{Secrets: secrets})
+	refused(t, err, 400, "secrets are for one driver")
 	restored := r.create(t, definition("restored", func(v *api.CSIVolume) {
 		v.SnapshotID, v.RequestedCapacityMin = snap.ID, source.Capacity
 	}))

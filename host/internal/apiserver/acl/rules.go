@@ -21,11 +21,14 @@ const (
 	CSIReadVolume  Capability = "csi-read-volume"
 	CSIWriteVolume Capability = "csi-write-volume"
 	CSIMountVolume Capability = "csi-mount-volume"
+	// CSIForeignSnapshots is to use what the ledger does not know as the source of a volume. It is in no shorthand.
+	CSIForeignSnapshots Capability = "csi-foreign-snapshots"
 )
 
 // Capabilities lists all capabilities of a namespace.
 var Capabilities = []Capability{
-	ListWorkloads, ReadWorkload, SubmitWorkload, CSIListVolume, CSIReadVolume, CSIWriteVolume, CSIMountVolume, Deny,
+	ListWorkloads, ReadWorkload, SubmitWorkload, CSIListVolume, CSIReadVolume, CSIWriteVolume, CSIMountVolume,
+	CSIForeignSnapshots, Deny,
 }
 
 // shorthands are the values of policy in a namespace block.

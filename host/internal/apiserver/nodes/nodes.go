@@ -161,6 +161,23 @@ func (h *Handler) SetNodeNamespaces(ctx context.Context,
 	return &hostv1.SetNodeNamespacesResponse{Node: shown}, err
 }
 
+// ApproveDriver lets the controller of a driver on a node have secrets, or ends that.
+func (h *Handler) ApproveDriver(ctx context.Context,
+	req *hostv1.ApproveDriverRequest,
+) (*hostv1.ApproveDriverResponse, error) {
+	id := req.GetDriverId()
+	if err := claim.CheckID(id); err != nil {
+		return nil, call.Invalid(fmt.Sprintf("node %q", req.GetName()), "driver_id", err.Error())
+	}
+	duty := command.SetNodeDuty{Approve: id}
+	if req.GetRevoke() {
+		duty = command.SetNodeDuty{Revoke: id}
+	}
+	shown, err := h.setDuty(ctx, req.GetName(), duty,
+		func(n claim.Node) bool { return slices.Contains(n.ControllerOf, id) != req.GetRevoke() })
+	return &hostv1.ApproveDriverResponse{Node: shown}, err
+}
+
 // purgeWait bounds how long a forced purge waits for the release of the node's claims.
 const purgeWait = 20 * time.Second
 
@@ -284,7 +301,8 @@ func (h *Handler) shownNode(n claim.Node, members map[string]discovery.Member) *
 	shown := &hostv1.Node{
 		Name: n.Name, Status: string(call.NodeStatus(n)), StatusAt: call.Time(n.StatusAt), Eligible: !n.Ineligible,
 		Attributes: maps.Clone(n.Attributes), BootId: n.BootID, Namespaces: n.Namespaces,
-		CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex, ModifiedAt: call.Time(n.ModifiedAt),
+		ControllerOf: n.ControllerOf,
+		CreateIndex:  n.CreateIndex, ModifyIndex: n.ModifyIndex, ModifiedAt: call.Time(n.ModifiedAt),
 	}
 	if d := n.Drain; d != nil {
 		shown.Drain = &hostv1.NodeDrain{StartedAt: call.Time(d.StartedAt), By: d.By, DoneAt: call.Time(d.DoneAt)}

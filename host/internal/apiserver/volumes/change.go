@@ -142,6 +142,14 @@ func (h *Handler) DetachVolume(ctx context.Context,
 	return resp, nil
 }
 
+// checkParameters checks what a driver gets before the ledger has seen it, if it ever does.
+func checkParameters(object string, parameters map[string]string) error {
+	if err := claim.CheckKeys(parameters); err != nil {
+		return call.Invalid(object, "parameters", err.Error())
+	}
+	return nil
+}
+
 // ModifyVolume changes mutable parameters of a volume at its driver, which decides which there are, and records them.
 // It can be repeated if it was interrupted.
 func (h *Handler) ModifyVolume(ctx context.Context,
@@ -159,6 +167,9 @@ func (h *Handler) ModifyVolume(ctx context.Context,
 	parameters := req.GetParameters()
 	if len(parameters) == 0 {
 		return nil, call.Invalid(fmt.Sprintf("volume %q", v.VolumeRef), "parameters", "are missing: what should change?")
+	}
+	if err := checkParameters(fmt.Sprintf("volume %q", v.VolumeRef), parameters); err != nil {
+		return nil, err
 	}
 	if err := h.Controllers.Modify(ctx, v, parameters, req.GetSecrets()); err != nil {
 		return nil, err

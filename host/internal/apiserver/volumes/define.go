@@ -465,69 +465,93 @@ func (h *Handler) forgetDeleted(ctx context.Context, ref claim.VolumeRef, create
 // mayUse checks that a definition uses no other namespace's data: volumes, clone sources and snapshots are named by
 // the driver's ids, which have no namespaces. If another namespace has registered such an id, the caller needs there
 // the permission that it would need for that volume itself. The error names that namespace only to a caller that may
-// list its volumes.
+// list its volumes. A source that the ledger does not know may be anybody's, such as a snapshot of a volume of another
+// cluster: it needs a permission of its own.
 func (h *Handler) mayUse(ctx context.Context, v claim.Volume) error {
 	c := call.CallerOf(ctx)
 	if c.IsManagement() {
 		return nil
 	}
-	needs := map[string]acl.Capability{}
-	if v.CloneID != "" {
-		needs[v.CloneID] = acl.CSIReadVolume
+	if err := h.mayUseVolume(ctx, v, v.ExternalID, acl.CSIWriteVolume, false); err != nil {
+		return err
 	}
-	if v.SnapshotID != "" {
-		source, err := h.snapshotSource(ctx, v)
+	if v.CloneID != "" {
+		source, err := h.cloneSource(ctx, v)
 		if err != nil {
 			return err
 		}
-		// If the driver does not say whose snapshot it is, reading everything at the driver is required.
-		if source == "" {
-			return c.May(acl.Plugin, acl.Read)
-		}
-		needs[source] = acl.CSIReadVolume
+		return h.mayUseVolume(ctx, v, source, acl.CSIReadVolume, true)
 	}
-	if v.ExternalID != "" {
-		needs[v.ExternalID] = acl.CSIWriteVolume
-	}
-	if len(needs) == 0 {
+	if v.SnapshotID == "" {
 		return nil
 	}
+	id, _, err := h.snapshotID(ctx, v.Namespace, v.PluginID, v.SnapshotID)
+	if err != nil {
+		return err
+	}
+	known, err := h.knownSnapshots(ctx, v.PluginID, id)
+	if err != nil {
+		return err
+	}
+	if len(known) > 0 { // whatever has become of its volume
+		return mayUseOf(c, v, known, func(s claim.Snapshot) string { return s.Namespace }, acl.CSIReadVolume)
+	}
+	if !c.AllowNamespace(v.Namespace, acl.CSIForeignSnapshots) {
+		return lacks(c, v, acl.CSIReadVolume)
+	}
+	from, err := h.sourceSnapshot(ctx, v)
+	if err != nil || from == nil {
+		return err
+	}
+	return h.mayUseVolume(ctx, v, from.VolumeExternalID, acl.CSIReadVolume, false)
+}
+
+// mayUseVolume checks that the caller may use, for the volume v, the one that its driver knows by an id. known requires
+// that the ledger has it, or that the caller may use others.
+func (h *Handler) mayUseVolume(ctx context.Context, v claim.Volume, id string, needs acl.Capability, known bool) error {
+	c := call.CallerOf(ctx)
 	return h.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-		for _, id := range slices.Sorted(maps.Keys(needs)) {
-			registered, err := tx.VolumesByExternalID(v.PluginID, id)
-			if err != nil {
-				return err
-			}
-			for _, other := range registered {
-				if other.Namespace == v.Namespace {
-					continue
-				}
-				err := c.MayIn(other.Namespace, needs[id])
-				if err != nil && !c.AllowNamespace(other.Namespace, acl.CSIListVolume) {
-					err = c.Lacks(fmt.Sprintf("the capability %q on the namespace that has registered what external_id, clone_id "+
-						"or snapshot_id names at driver %q", needs[id], v.PluginID))
-				}
-				if err != nil {
-					return err
-				}
-			}
+		registered, err := tx.VolumesByExternalID(v.PluginID, id)
+		if err != nil {
+			return err
 		}
-		return nil
+		if len(registered) == 0 && known && !c.AllowNamespace(v.Namespace, acl.CSIForeignSnapshots) {
+			return lacks(c, v, needs)
+		}
+		return mayUseOf(c, v, registered, func(r claim.VolumeRef) string { return r.Namespace }, needs)
 	})
+}
+
+// mayUseOf checks that the caller has a capability in the namespaces of all that has an id, but for the volume's own.
+func mayUseOf[T any](c *call.Caller, v claim.Volume, all []T, namespace func(T) string, needs acl.Capability) error {
+	for _, one := range all {
+		other := namespace(one)
+		if other == v.Namespace {
+			continue
+		}
+		err := c.MayIn(other, needs)
+		if err != nil && !c.AllowNamespace(other, acl.CSIListVolume) {
+			err = lacks(c, v, needs)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lacks is the refusal of another namespace's data, and of what nobody has: it does not tell which.
+func lacks(c *call.Caller, v claim.Volume, needs acl.Capability) error {
+	missing := fmt.Sprintf("the capability %q on the namespace that has registered what external_id, clone_id or snapshot_id "+
+		"names at driver %q", needs, v.PluginID)
+	if needs == acl.CSIReadVolume {
+		missing += fmt.Sprintf(" or, if none has, %q on namespace %q", acl.CSIForeignSnapshots, v.Namespace)
+	}
+	return c.Lacks(missing)
 }
 
 // errNotReady: the driver still prepares a snapshot (ready_to_use; CSI spec, CreateSnapshot).
 var errNotReady = errcode.FailedPrecondition.New("is not ready to use yet")
-
-// snapshotSource returns the external id of the volume that a snapshot was taken of, or "" if the driver does not
-// say.
-func (h *Handler) snapshotSource(ctx context.Context, v claim.Volume) (string, error) {
-	from, err := h.sourceSnapshot(ctx, v)
-	if err != nil || from == nil {
-		return "", err
-	}
-	return from.VolumeExternalID, nil
-}
 
 // sourceSnapshot returns the snapshot that a volume is made of, as the driver lists it; nil: it does not.
 func (h *Handler) sourceSnapshot(ctx context.Context, v claim.Volume) (*storage.Snapshot, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -32,6 +33,9 @@ func (h *Handler) CreateSnapshot(ctx context.Context,
 	if err := claim.CheckID(name); err != nil {
 		return nil, call.Invalid(fmt.Sprintf("snapshot of volume %q", ref), "name", err.Error())
 	}
+	if err := checkParameters(fmt.Sprintf("snapshot of volume %q", ref), req.GetParameters()); err != nil {
+		return nil, err
+	}
 	v, _, err := h.readVolume(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -49,13 +53,9 @@ func (h *Handler) CreateSnapshot(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	put, err := cluster.Apply(ctx, h.Ledger, &command.PutSnapshot{Snapshot: claim.Snapshot{
-		SnapshotRef: named, PluginID: v.PluginID, ID: taken.ID, Volume: v.ID, ExternalVolumeID: v.ExternalID,
-		Topologies: v.Topologies,
-	}})
+	put, err := h.record(ctx, v, named, taken.ID)
 	if err != nil {
-		return nil, fmt.Errorf("driver %q has taken the snapshot %s, but its name %q was not recorded: %w; take it again to "+
-			"finish: it is not taken twice", v.PluginID, taken.ID, named, err)
+		return nil, err
 	}
 	shown := shownSnapshot(v.PluginID, taken)
 	shown.Volume, shown.Name = v.String(), named.String()
@@ -63,6 +63,21 @@ func (h *Handler) CreateSnapshot(ctx context.Context,
 		h.snapshotEvent("created", v.PluginID, taken.ID, v.String())
 	}
 	return &hostv1.CreateSnapshotResponse{Snapshot: shown, Warnings: taken.Warnings}, nil
+}
+
+// record writes to the ledger whose snapshot this is, and its name.
+func (h *Handler) record(ctx context.Context, v claim.Volume, named claim.SnapshotRef, id string) (
+	put command.PutSnapshotResult, err error,
+) {
+	put, err = cluster.Apply(ctx, h.Ledger, &command.PutSnapshot{Snapshot: claim.Snapshot{
+		SnapshotRef: named, PluginID: v.PluginID, ID: id, Volume: v.ID, ExternalVolumeID: v.ExternalID,
+		Topologies: v.Topologies,
+	}})
+	if err != nil {
+		err = fmt.Errorf("driver %q has taken the snapshot %s, but its name %q was not recorded: %w; take it again to "+
+			"finish: it is not taken twice", v.PluginID, id, named, err)
+	}
+	return put, err
 }
 
 // findSnapshot reads the snapshot of a name, which may not exist.
@@ -83,11 +98,16 @@ func (h *Handler) snapshotID(ctx context.Context, namespace, driver, given strin
 	return known.ID, true, nil
 }
 
-// snapshotPlaces returns where the volume of a snapshot was accessible from; nil: the ledger does not have it.
-func (h *Handler) snapshotPlaces(ctx context.Context, driver, id string) (places []claim.Topology, err error) {
-	known, err := call.Latest(ctx, h.Ledger, func(tx *state.ReadTx) ([]claim.Snapshot, error) {
+// knownSnapshots returns the names of a driver's snapshot; none: the ledger does not have it.
+func (h *Handler) knownSnapshots(ctx context.Context, driver, id string) ([]claim.Snapshot, error) {
+	return call.Latest(ctx, h.Ledger, func(tx *state.ReadTx) ([]claim.Snapshot, error) {
 		return tx.SnapshotsByID(driver, id)
 	})
+}
+
+// snapshotPlaces returns where the volume of a snapshot was accessible from; nil: the ledger does not have it.
+func (h *Handler) snapshotPlaces(ctx context.Context, driver, id string) (places []claim.Topology, err error) {
+	known, err := h.knownSnapshots(ctx, driver, id)
 	if err == nil && len(known) > 0 {
 		places = known[0].Topologies
 	}
@@ -211,6 +231,9 @@ func (h *Handler) CreateGroupSnapshot(ctx context.Context,
 	if err := claim.CheckID(name); err != nil {
 		return nil, call.Invalid(object, "name", err.Error())
 	}
+	if err := checkParameters(object, req.GetParameters()); err != nil {
+		return nil, err
+	}
 	ids := slices.Compact(slices.Sorted(slices.Values(req.GetVolumeIds())))
 	if len(ids) == 0 || len(ids) > maxGroup {
 		return nil, call.Invalid(object, "volume_ids", fmt.Sprintf("are %d volumes: give 1 to %d", len(ids), maxGroup))
@@ -234,6 +257,16 @@ func (h *Handler) CreateGroupSnapshot(ctx context.Context,
 	taken, err := h.Controllers.CreateGroupSnapshot(ctx, volumes, name, req.GetParameters(), req.GetSecrets())
 	if err != nil {
 		return nil, err
+	}
+	for _, one := range taken.Snapshots {
+		at := slices.IndexFunc(volumes, func(v claim.Volume) bool { return v.ExternalID == one.VolumeExternalID })
+		if at < 0 {
+			continue // it stays unknown, and so nobody's
+		}
+		named := claim.SnapshotRef{Namespace: volumes[at].Namespace, Name: controllers.MemberName(name, volumes[at].ID)}
+		if _, err := h.record(ctx, volumes[at], named, one.ID); err != nil {
+			return nil, err
+		}
 	}
 	h.snapshotEvent("group-created", volumes[0].PluginID, taken.ID, joined(volumes))
 	shown, err := h.shownGroup(ctx, volumes[0].PluginID, taken)
@@ -261,13 +294,21 @@ func (h *Handler) DeleteGroupSnapshot(ctx context.Context,
 	req *hostv1.DeleteGroupSnapshotRequest,
 ) (*hostv1.DeleteGroupSnapshotResponse, error) {
 	named, err := groupRequest(req)
-	if err == nil {
-		err = h.Controllers.DeleteGroupSnapshot(ctx, req.GetPluginId(), named)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		h.snapshotEvent("group-deleted", req.GetPluginId(), named.ID, "")
+	deleted, err := h.Controllers.DeleteGroupSnapshot(ctx, req.GetPluginId(), named)
+	if err != nil {
+		return nil, err
 	}
-	return &hostv1.DeleteGroupSnapshotResponse{}, err
+	for _, id := range deleted {
+		if _, err := cluster.Apply(ctx, h.Ledger, &command.DeleteSnapshot{PluginID: req.GetPluginId(), ID: id}); err != nil {
+			return nil, fmt.Errorf("group snapshot %q is deleted at driver %q, but the name of snapshot %s is still recorded: %w; "+
+				"delete it with its snapshots' ids to finish", named.ID, req.GetPluginId(), id, err)
+		}
+	}
+	h.snapshotEvent("group-deleted", req.GetPluginId(), named.ID, "")
+	return &hostv1.DeleteGroupSnapshotResponse{}, nil
 }
 
 // joined lists the volumes' names.

@@ -18,6 +18,8 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+
+	"github.com/pannier/pannier/cluster/claim"
 )
 
 // The default range for ports that are not static. It is Nomad's.
@@ -32,6 +34,9 @@ var ErrTaken = errors.New("the port is taken")
 // ErrExhausted says that no port of the range is free.
 var ErrExhausted = errors.New("no port is free")
 
+// ErrQuota says that the workloads of a namespace may have no more ports of the range.
+var ErrQuota = errors.New("the namespace has too many ports")
+
 // Request asks for one port.
 type Request struct {
 	Label  string // for errors
@@ -41,26 +46,33 @@ type Request struct {
 }
 
 // hold is what a holder has of a port; an empty address is all of them.
-type hold struct{ holder, address string }
+type hold struct {
+	holder  claim.WorkloadRef
+	address string
+}
 
 // Allocator records which workload has which port of this node. It is safe for concurrent use.
 type Allocator struct {
-	min, max int
+	min, max, quota int
 
 	mu      sync.Mutex
 	holders map[int][]hold // by port
 }
 
-// New returns an allocator that picks ports from first to last.
-func New(first, last int) *Allocator {
-	return &Allocator{min: first, max: last, holders: map[int][]hold{}}
+// New returns an allocator that picks ports from first to last. The workloads of one namespace get at most quota of
+// them, static ones included.
+func New(first, last, quota int) *Allocator {
+	return &Allocator{min: first, max: last, quota: quota, holders: map[int][]hold{}}
 }
 
 // Take allocates the requested ports to a holder, in the same order, or none of them. A static port may be outside
 // the range. The error is ErrTaken or ErrExhausted and names the label and whatever is in the way.
-func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) {
+func (a *Allocator) Take(holder claim.WorkloadRef, want ...Request) (got []int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if err := a.checkQuota(holder.Namespace, want); err != nil {
+		return nil, err
+	}
 	got = make([]int, len(want))
 	defer func() {
 		if err != nil {
@@ -74,7 +86,7 @@ func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) 
 		if r.Static == 0 {
 			continue
 		}
-		if err := a.free(r.Static, r.Address); err != nil {
+		if err := a.free(holder.Namespace, r.Static, r.Address); err != nil {
 			return got, fmt.Errorf("port %q: %w", r.Label, err)
 		}
 		got[n] = r.Static
@@ -92,14 +104,36 @@ func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) 
 	return got, nil
 }
 
+func (a *Allocator) checkQuota(namespace string, want []Request) error {
+	has, more := 0, 0
+	for p, all := range a.holders {
+		if a.inRange(p) && slices.ContainsFunc(all, func(h hold) bool { return h.holder.Namespace == namespace }) {
+			has++
+		}
+	}
+	for _, r := range want {
+		if r.Static == 0 || a.inRange(r.Static) {
+			more++
+		}
+	}
+	if more > 0 && has+more > a.quota {
+		return fmt.Errorf("namespace %q: %w: its workloads have %d of %d to %d on this node, %d more are asked for, and %d are "+
+			"allowed (ports { max_per_namespace } in the agent's configuration)", namespace, ErrQuota, has, a.min, a.max, more,
+			a.quota)
+	}
+	return nil
+}
+
+func (a *Allocator) inRange(port int) bool { return port >= a.min && port <= a.max }
+
 // Restore records the ports that a holder had before a restart of the host. Its programs may listen on them
 // already. ErrTaken: another holder has one of them.
-func (a *Allocator) Restore(holder string, ports ...int) error {
+func (a *Allocator) Restore(holder claim.WorkloadRef, ports ...int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, p := range ports {
 		if h, taken := a.held(p, ""); taken && h != holder {
-			return heldError(p, h)
+			return heldError(p, h, holder.Namespace)
 		}
 	}
 	for _, p := range ports {
@@ -110,7 +144,7 @@ func (a *Allocator) Restore(holder string, ports ...int) error {
 
 // HoldListener allocates a port on one address to a holder whose proxy may listen there already; added: the holder did
 // not have it. ErrTaken: another holder has it.
-func (a *Allocator) HoldListener(holder, address string, port int) (added bool, err error) {
+func (a *Allocator) HoldListener(holder claim.WorkloadRef, address string, port int) (added bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch h, taken := a.held(port, address); {
@@ -118,13 +152,13 @@ func (a *Allocator) HoldListener(holder, address string, port int) (added bool, 
 		a.give(port, hold{holder, address})
 		return true, nil
 	case h != holder:
-		return false, heldError(port, h)
+		return false, heldError(port, h, holder.Namespace)
 	}
 	return false, nil
 }
 
 // Holds reports whether a holder has a static port.
-func (a *Allocator) Holds(holder string, r Request) bool {
+func (a *Allocator) Holds(holder claim.WorkloadRef, r Request) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	h, taken := a.held(r.Static, r.Address)
@@ -132,7 +166,7 @@ func (a *Allocator) Holds(holder string, r Request) bool {
 }
 
 // Release frees all ports of a holder. It does nothing if there are none.
-func (a *Allocator) Release(holder string) {
+func (a *Allocator) Release(holder claim.WorkloadRef) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for p, all := range a.holders {
@@ -145,7 +179,7 @@ func (a *Allocator) Release(holder string) {
 }
 
 // ReleaseListeners frees the static ports that a holder took for single addresses.
-func (a *Allocator) ReleaseListeners(holder string, listeners ...Request) {
+func (a *Allocator) ReleaseListeners(holder claim.WorkloadRef, listeners ...Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, l := range listeners {
@@ -174,13 +208,13 @@ func (a *Allocator) forget(port int, h hold) {
 }
 
 // held returns who has a port on an address.
-func (a *Allocator) held(port int, address string) (holder string, is bool) {
+func (a *Allocator) held(port int, address string) (holder claim.WorkloadRef, is bool) {
 	for _, h := range a.holders[port] {
 		if everywhere(h.address) || everywhere(address) || h.address == address {
 			return h.holder, true
 		}
 	}
-	return "", false
+	return holder, false
 }
 
 // everywhere says whether an address stands for all of the node's.
@@ -199,16 +233,16 @@ func (a *Allocator) pick() (int, error) {
 	start := rand.IntN(size)
 	for n := range size {
 		p := a.min + (start+n)%size
-		if a.free(p, "") == nil {
+		if a.free("", p, "") == nil {
 			return p, nil
 		}
 	}
 	return 0, fmt.Errorf("%w: all of %d to %d are held by workloads or used by other programs", ErrExhausted, a.min, a.max)
 }
 
-func (a *Allocator) free(port int, address string) error {
+func (a *Allocator) free(namespace string, port int, address string) error {
 	if h, taken := a.held(port, address); taken {
-		return heldError(port, h)
+		return heldError(port, h, namespace)
 	}
 	if address != "" {
 		return unusedOn(address, port)
@@ -216,8 +250,8 @@ func (a *Allocator) free(port int, address string) error {
 	return unused(port)
 }
 
-func heldError(port int, holder string) error {
-	return fmt.Errorf("%w: %d is held by %s", ErrTaken, port, holder)
+func heldError(port int, holder claim.WorkloadRef, namespace string) error {
+	return fmt.Errorf("%w: %d is held by %s", ErrTaken, port, holder.SeenFrom(namespace))
 }
 
 // unused fails if a program listens on the port, on any address of the node.

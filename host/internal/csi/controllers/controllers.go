@@ -120,6 +120,8 @@ type ability struct {
 	has  func(c *storage.ControllerCapabilities) bool
 	// optional: without the ability, the call is not needed.
 	optional bool
+	// secret: the call carries secrets.
+	secret bool
 	// namespace is that of the call's volume; empty: the call is about no volume, or about all.
 	namespace string
 	// places are where the call's volume is accessible from; empty: everywhere, or it is not known.
@@ -131,6 +133,13 @@ type ability struct {
 // of is the ability for a call about a volume.
 func (a ability) of(v claim.Volume) ability {
 	a.namespace, a.places = v.Namespace, v.Topologies
+	a.secret = a.secret || len(v.SealedSecrets) > 0
+	return a
+}
+
+// with is the ability for a call with secrets that its caller gave.
+func (a ability) with(secrets map[string]string) ability {
+	a.secret = a.secret || len(secrets) > 0
 	return a
 }
 

@@ -19,7 +19,7 @@ func (c *Controllers) CreateGroupSnapshot(ctx context.Context, volumes []claim.V
 ) (taken storage.GroupSnapshot, err error) {
 	first := volumes[0]
 	doing := fmt.Sprintf("take group snapshot %q of %d volumes", name, len(volumes))
-	err = c.call(ctx, doing, first.PluginID, anyController.of(first),
+	err = c.call(ctx, doing, first.PluginID, anyController.of(first).with(secrets),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			cluster, err := c.cfg.ClusterID(ctx)
 			if err != nil {
@@ -38,14 +38,20 @@ func (c *Controllers) CreateGroupSnapshot(ctx context.Context, volumes []claim.V
 	return taken, err
 }
 
-// DeleteGroupSnapshot deletes a group with its snapshots by the driver's id of it. It may be repeated.
+// MemberName is the name of the snapshot of a volume in a group snapshot, unique in the namespace.
+func MemberName(group, volumeID string) string { return driverName("", "member", group, volumeID) }
+
+// DeleteGroupSnapshot deletes a group with its snapshots by the driver's id of it, and returns their ids as far as they
+// are known. It may be repeated.
 func (c *Controllers) DeleteGroupSnapshot(ctx context.Context, driverID string,
 	req storage.GroupSnapshotRequest,
-) error {
-	return onGroup(ctx, c.everywhere, "delete", driverID, req,
+) (deleted []string, err error) {
+	err = onGroup(ctx, c.everywhere, "delete", driverID, req,
 		func(ctx context.Context, s storage.Client, d drivers.Driver, req storage.GroupSnapshotRequest) error {
+			deleted = append(deleted, req.SnapshotIDs...)
 			return s.DeleteGroupSnapshot(ctx, d.Ref(), req)
 		})
+	return deleted, err
 }
 
 // GetGroupSnapshot reads a group with its snapshots by the driver's id of it.
@@ -77,7 +83,7 @@ func onGroup(ctx context.Context, ask func(ctx context.Context, doing, driver st
 		}
 		return fn(ctx, s, d, req)
 	}
-	return ask(ctx, doing, driverID, anyController, call)
+	return ask(ctx, doing, driverID, anyController.with(req.Secrets), call)
 }
 
 // members lists the ids of a group's snapshots; none if the driver does not list snapshots.

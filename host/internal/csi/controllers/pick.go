@@ -26,6 +26,8 @@ type Cluster interface {
 	Driver(id string) (claim.Driver, error)
 	// Node reads a node's record.
 	Node(name string) (claim.Node, error)
+	// Servers returns the names of the nodes that keep the ledger.
+	Servers() ([]string, error)
 	// Changed returns a channel that is closed by the next change of the driver's health, and when
 	// ctx ends.
 	Changed(ctx context.Context, driver string) <-chan struct{}
@@ -116,7 +118,7 @@ func (p *picker) once(ctx context.Context, driver string, need ability, fn call)
 	}
 	for _, node := range order {
 		on := d.Nodes[node]
-		if why := p.unfit(node, on, need.namespace); why != nil {
+		if why := p.unfit(node, on, need); why != nil {
 			away.tried(node, why)
 			continue
 		}
@@ -175,8 +177,9 @@ func hasController(d claim.Driver) bool {
 }
 
 // unfit returns why a node's controller is not tried at all for a call about a namespace's volume. Calls carry the
-// volume's secrets, so a node that is bound to namespaces gets no others.
-func (p *picker) unfit(node string, on claim.NodeDriver, namespace string) error {
+// volume's secrets, so a node that is bound to namespaces gets no others, and a node that whoever is root there can
+// give the driver gets none. Servers can open all secrets anyway.
+func (p *picker) unfit(node string, on claim.NodeDriver, need ability) error {
 	if c := on.ForController(); !c.Healthy {
 		return fmt.Errorf("%w: %s", drivers.ErrUnhealthy, c.Message)
 	}
@@ -187,10 +190,18 @@ func (p *picker) unfit(node string, on claim.NodeDriver, namespace string) error
 	if n.Status != "" && n.Status != claim.NodeReady {
 		return fmt.Errorf("the node is %s (see: pannier node status %s)", n.Status, node)
 	}
-	if len(n.Namespaces) > 0 && (namespace == "" || n.CheckNamespace(namespace) != nil) {
+	if len(n.Namespaces) > 0 && (need.namespace == "" || n.CheckNamespace(need.namespace) != nil) {
 		return fmt.Errorf("the node is bound to the namespaces %q (see: pannier node namespaces -h)", n.Namespaces)
 	}
-	return nil
+	if !need.secret || slices.Contains(n.ControllerOf, on.ID) {
+		return nil
+	}
+	servers, err := p.cluster.Servers()
+	if err == nil && !slices.Contains(servers, node) {
+		err = fmt.Errorf("it may not have the secrets that the call carries: if you trust the driver there: pannier driver "+
+			"approve %s %s", on.ID, node)
+	}
+	return err
 }
 
 // ordered sorts recently unreachable nodes last, then by calls in flight, then by the time of the

@@ -27,6 +27,7 @@ type many struct {
 	nodes   map[string]claim.NodeDriver
 	status  map[string]claim.NodeStatus
 	bound   map[string][]string
+	trusted []string // the nodes that are approved
 	plugins map[string]*plugin
 	changed chan struct{}
 }
@@ -43,8 +44,12 @@ func (m *many) Driver(id string) (claim.Driver, error) {
 func (m *many) Node(name string) (claim.Node, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return claim.Node{Name: name, Status: m.status[name], Namespaces: m.bound[name]}, nil
+	n := claim.Node{Name: name, Status: m.status[name], Namespaces: m.bound[name]}
+	n.Approve("d", slices.Contains(m.trusted, name))
+	return n, nil
 }
+
+func (m *many) Servers() ([]string, error) { return []string{"n1"}, nil }
 
 func (m *many) Changed(context.Context, string) <-chan struct{} {
 	m.mu.Lock()
@@ -122,6 +127,43 @@ func TestCallsAreSpread(t *testing.T) {
 		if p.attached[0].NodeID != "driver-n3" {
 			t.Errorf("%s was asked to attach to %q", n, p.attached[0].NodeID)
 		}
+	}
+}
+
+// A call with secrets goes to servers and to the nodes that are approved, whatever else reports a controller.
+func TestSecretsNeedAnApproval(t *testing.T) {
+	c, m := openMany("n1", "n2", "n3")
+	m.trusted = []string{"n2"}
+	secret, given := vol, map[string]string{"password": "x"}
+	secret.SealedSecrets = []byte("sealed")
+	attach := func() (err error) {
+		for range 6 {
+			_, failed := c.Attach(t.Context(), secret, writer, "n3", begins)
+			err = errors.Join(err, failed)
+		}
+		return err
+	}
+	check.NoError(t, attach())
+	if err := c.Delete(t.Context(), vol, given, begins); err == nil ||
+		!strings.Contains(err.Error(), "pannier driver approve d n3") {
+		t.Errorf("a volume that may be in n3's place is deleted with its caller's secrets: %v", err)
+	}
+	if got := m.asked(); got["n3"] != 0 || got["n1"] == 0 || got["n2"] == 0 {
+		t.Errorf("asked with secrets were %v", got)
+	}
+	for range 6 {
+		if _, err := c.Attach(t.Context(), vol, writer, "n3", begins); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.asked(); got["n3"] == 0 {
+		t.Errorf("asked without secrets were %v", got)
+	}
+	for _, n := range []string{"n1", "n2"} {
+		m.set(n, func(d *claim.NodeDriver) { d.Healthy = false })
+	}
+	if err := attach(); err == nil || !strings.Contains(err.Error(), "pannier driver approve d n3") {
+		t.Errorf("with none but n3: %v", err)
 	}
 }
 

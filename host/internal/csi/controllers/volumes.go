@@ -142,7 +142,7 @@ func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[st
 	begin func(ctx context.Context) error,
 ) error {
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	return c.everywhere(ctx, doing, v.PluginID, provisioning.of(v),
+	return c.everywhere(ctx, doing, v.PluginID, provisioning.of(v).with(secrets),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			volume, err := c.callVolume(ctx, v, claim.Capability{}, secrets)
 			if err != nil {
@@ -208,7 +208,7 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 // if given, replace the volume's own.
 func (c *Controllers) Modify(ctx context.Context, v claim.Volume, parameters, secrets map[string]string) error {
 	doing := fmt.Sprintf("modify volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	return c.call(ctx, doing, v.PluginID, anyController.of(v),
+	return c.call(ctx, doing, v.PluginID, anyController.of(v).with(secrets),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			volume, err := c.callVolume(ctx, v, v.Modes(), secrets)
 			if err != nil {
@@ -225,7 +225,7 @@ func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name s
 	secrets map[string]string,
 ) (snapshot storage.Snapshot, err error) {
 	doing := fmt.Sprintf("take snapshot %q of volume %q (external id %q)", name, v.VolumeRef, v.ExternalID)
-	err = c.call(ctx, doing, v.PluginID, snapshotting.of(v),
+	err = c.call(ctx, doing, v.PluginID, snapshotting.of(v).with(secrets),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			volume, err := c.callVolume(ctx, v, v.Modes(), secrets)
 			if err != nil {
@@ -250,7 +250,7 @@ func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID s
 	places []claim.Topology,
 ) error {
 	doing := fmt.Sprintf("delete snapshot %q", snapshotID)
-	return c.everywhere(ctx, doing, driverID, snapshotting.in(places),
+	return c.everywhere(ctx, doing, driverID, snapshotting.in(places).with(secrets),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			return s.DeleteSnapshot(ctx, d.Ref(), snapshotID, secrets)
 		})
@@ -260,7 +260,7 @@ func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID s
 func (c *Controllers) ListSnapshots(ctx context.Context, driverID string,
 	req storage.ListSnapshotsRequest,
 ) (list storage.ListSnapshotsResponse, err error) {
-	list.Next, err = c.pageOf(ctx, "list the snapshots", driverID, listingSnaps, req.Page,
+	list.Next, err = c.pageOf(ctx, "list the snapshots", driverID, listingSnaps.with(req.Secrets), req.Page,
 		func(ctx context.Context, s storage.Client, d drivers.Driver, page storage.Page) (int, string, error) {
 			req := req
 			req.Page = page

@@ -39,6 +39,9 @@ func (d *Directory) read(fn func(tx *state.ReadTx) error) error {
 	return d.Cluster.Read(context.Background(), fn)
 }
 
+// Servers are those of raft's configuration.
+func (d *Directory) Servers() ([]string, error) { return d.Cluster.Servers() }
+
 // Changed is closed by the next change of the driver's health, and when ctx ends.
 func (d *Directory) Changed(ctx context.Context, driver string) <-chan struct{} {
 	return d.Cluster.Watch(ctx, state.TopicDriver(driver))

@@ -54,4 +54,7 @@ func TestDirectory(t *testing.T) {
 	if n, err := d.Node("n1"); err != nil || n.Name != "n1" {
 		t.Errorf("%+v, %v", n, err)
 	}
+	if servers, err := d.Servers(); err != nil || len(servers) != 1 {
+		t.Errorf("servers %q, %v", servers, err)
+	}
 }

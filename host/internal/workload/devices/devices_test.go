@@ -286,6 +286,27 @@ func TestDevicesAreGivenOnce(t *testing.T) {
 }
 
 // The more specific request is served first, in whatever order they are written.
+// A refusal names no workload of another namespace.
+func TestRefusalHidesOtherNamespaces(t *testing.T) {
+	h := newHost(t)
+	h.put(t, "p", tells(group("T4", well("a"))))
+	h.run(t)
+	h.has(t, "a")
+	if _, err := h.Pick(t.Context(), claim.WorkloadRef{Namespace: "till", ID: "vault"}, []Request{{"gpu", 1}}); err != nil {
+		t.Fatal(err)
+	}
+	_, picked := h.Pick(t.Context(), workload("w"), []Request{{"gpu", 1}})
+	for _, err := range []error{picked, h.Check(claim.DefaultNamespace, []Request{{"gpu", 1}})} {
+		if !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), `"a" is held by a workload of another namespace`) ||
+			strings.Contains(err.Error(), "till") || strings.Contains(err.Error(), "vault") {
+			t.Errorf("it is told: %v", err)
+		}
+	}
+	if err := h.Check("till", []Request{{"gpu", 1}}); err == nil || !strings.Contains(err.Error(), "till/vault") {
+		t.Errorf("its own namespace is told: %v", err)
+	}
+}
+
 func TestTheMoreSpecificRequestIsServedFirst(t *testing.T) {
 	h := newHost(t)
 	h.put(t, "p", tells(group("A", well("a")), group("B", well("b"))))

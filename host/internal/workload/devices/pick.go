@@ -47,7 +47,7 @@ func matches(name string, g Group) bool {
 func (r *Registry) Pick(ctx context.Context, holder claim.WorkloadRef, want []Request) ([]Given, error) {
 	for {
 		r.mu.Lock()
-		given, err := r.choose(want)
+		given, err := r.choose(holder.Namespace, want)
 		if err == nil && len(given) > 0 {
 			r.hold(holder, given)
 			r.changed.Notify()
@@ -65,11 +65,11 @@ func (r *Registry) Pick(ctx context.Context, holder claim.WorkloadRef, want []Re
 	}
 }
 
-// Check says why Pick would fail or wait now: ErrTooFew. It takes nothing.
-func (r *Registry) Check(want []Request) error {
+// Check says why Pick would fail or wait now for a workload of a namespace: ErrTooFew. It takes nothing.
+func (r *Registry) Check(namespace string, want []Request) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, err := r.choose(want)
+	_, err := r.choose(namespace, want)
 	if waitsFor := r.waitsFor(); err != nil && len(waitsFor) > 0 {
 		return withUnknown(err, waitsFor)
 	}
@@ -98,7 +98,7 @@ func (r *Registry) waitsFor() (out []string) {
 }
 
 // choose returns free and healthy devices of those known now for all requests. The caller holds mu.
-func (r *Registry) choose(want []Request) (given []Given, err error) {
+func (r *Registry) choose(namespace string, want []Request) (given []Given, err error) {
 	// More specific requests choose first, so that all are served if possible.
 	want = slices.Clone(want)
 	slices.SortStableFunc(want, func(a,
@@ -124,7 +124,7 @@ func (r *Registry) choose(want []Request) (given []Given, err error) {
 			}
 		}
 		if free := len(given) - before; free < req.Count {
-			return nil, r.withSilent(tooFew(req, free, groups, given[:before]))
+			return nil, r.withSilent(tooFew(namespace, req, free, groups, given[:before]))
 		}
 	}
 	return given, nil
@@ -134,7 +134,7 @@ func (r *Registry) choose(want []Request) (given []Given, err error) {
 const maxReasons = 8
 
 // tooFew explains, device by device, why a request cannot be satisfied.
-func tooFew(req Request, free int, groups []Group, earlier []Given) error {
+func tooFew(namespace string, req Request, free int, groups []Group, earlier []Given) error {
 	var reasons, names []string
 	for _, g := range groups {
 		names = append(names, g.String())
@@ -144,7 +144,7 @@ func tooFew(req Request, free int, groups []Group, earlier []Given) error {
 		for _, d := range g.Devices {
 			switch {
 			case d.Holder != (claim.WorkloadRef{}):
-				reasons = append(reasons, fmt.Sprintf("%s %q is held by workload %q", g, d.ID, d.Holder))
+				reasons = append(reasons, fmt.Sprintf("%s %q is held by %s", g, d.ID, d.Holder.SeenFrom(namespace)))
 			case !d.Healthy:
 				reasons = append(reasons, fmt.Sprintf("%s %q is not healthy: %s", g, d.ID,
 					cmp.Or(d.Message, "its plugin does not say why")))

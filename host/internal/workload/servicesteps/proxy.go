@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/system/envoyadmin"
 	"github.com/pannier/pannier/host/internal/workload/step"
@@ -162,9 +161,6 @@ func (s *Steps) trouble(ctx context.Context, v *proxyView) error {
 	return nil
 }
 
-// PortHolder names a workload to those whose request for its ports is refused.
-func PortHolder(ref claim.WorkloadRef) string { return fmt.Sprintf("workload %q", ref) }
-
 // holdListeners makes the ports on which the proxy listens the workload's, whoever has named them: the spec, the
 // proxy-defaults, the listeners of an API gateway. It returns an error if another workload has one: Envoys share it.
 func (s *Steps) holdListeners(ctx context.Context, svc *Service, v *proxyView) error {
@@ -183,7 +179,7 @@ func (s *Steps) holdListeners(ctx context.Context, svc *Service, v *proxyView) e
 	if err != nil || json.Unmarshal(text, &is) != nil {
 		return nil //nolint:nilerr // as in trouble
 	}
-	holder := PortHolder(svc.workload.Ref())
+	holder := svc.workload.Ref()
 	before := v.held
 	v.held = nil
 	for _, l := range is.Listeners {

@@ -50,6 +50,11 @@ func (s *Steps) Resolve(ref claim.WorkloadRef, services []service.Service, canar
 		}
 		out = append(out, svc)
 	}
+	for n := range out {
+		if err := s.checkReach(&out[n]); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	for _, p := range service.Validate(out, nil) { // the value of a variable may be out of bounds
 		errs = append(errs, p)
 	}

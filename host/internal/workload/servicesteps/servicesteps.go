@@ -85,9 +85,12 @@ type Steps struct {
 	Ports      *ports.Allocator
 	// IdentityTimeout overrides Limits.Identity, by the name of the agent's consul block.
 	IdentityTimeout map[string]time.Duration
-	Events          *events.Bus
-	Log             hclog.Logger
-	Limits          Limits
+	// CheckAddresses are the addresses, networks and names that a Consul's agent may be asked to connect to besides this
+	// host's own, by the name of the block.
+	CheckAddresses map[string][]string
+	Events         *events.Bus
+	Log            hclog.Logger
+	Limits         Limits
 }
 
 // Limits are how long the steps wait. The first four include all retries; Bootstrap includes the

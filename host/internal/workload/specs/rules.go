@@ -225,9 +225,9 @@ func (c *checker) ephemeral(at block, v VolumeRequest) {
 	size := 0
 	for _, key := range slices.Sorted(maps.Keys(v.Attributes)) {
 		size += len(key) + len(v.Attributes[key])
-		if strings.HasPrefix(key, ReservedAttributes) {
-			c.fail(at.in("attributes"), "%q is set by the agent: leave it out", key)
-		}
+	}
+	if err := claim.CheckKeys(v.Attributes); err != nil {
+		c.fail(at.in("attributes"), "%v", err)
 	}
 	if size > maxAttributes {
 		c.fail(at.in("attributes"), "have %d bytes, %d are allowed", size, maxAttributes)

@@ -58,9 +58,6 @@ type VolumeRequest struct {
 	Destination    string               `json:"destination,omitempty"`     // absolute, in the workload's mount namespace
 }
 
-// ReservedAttributes begins the keys of the volume context that the host writes.
-const ReservedAttributes = "csi.storage.k8s.io/"
-
 // Ephemeral reports whether the driver makes the volume for the workload, when it publishes it. Such a volume is gone
 // when it is unpublished. It is neither attached nor staged, the ledger knows nothing of it, and nobody can claim it:
 // no other workload or node can name it (Kubernetes, "CSI ephemeral inline volumes").

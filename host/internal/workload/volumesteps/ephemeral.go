@@ -11,9 +11,11 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
-	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/sdk/storage"
 )
+
+// asking begins the keys of the volume context that say for whom a volume is made (claim.CheckKeys).
+const asking = "csi.storage.k8s.io/"
 
 // Name is the volume's for people: an ephemeral one has no name but its request's.
 func (v *Record) Name() string {
@@ -31,11 +33,11 @@ func (v *Record) makeEphemeral(w claim.WorkloadRef, run string) {
 	v.Context = map[string]string{}
 	maps.Copy(v.Context, v.Request.Attributes)
 	maps.Copy(v.Context, map[string]string{ // last: a workload cannot pretend to be another
-		specs.ReservedAttributes + "ephemeral":           "true",
-		specs.ReservedAttributes + "pod.name":            w.ID,
-		specs.ReservedAttributes + "pod.namespace":       w.Namespace,
-		specs.ReservedAttributes + "pod.uid":             run,
-		specs.ReservedAttributes + "serviceAccount.name": w.ID,
+		asking + "ephemeral":           "true",
+		asking + "pod.name":            w.ID,
+		asking + "pod.namespace":       w.Namespace,
+		asking + "pod.uid":             run,
+		asking + "serviceAccount.name": w.ID,
 	})
 }
 

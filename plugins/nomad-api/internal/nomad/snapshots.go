@@ -79,8 +79,11 @@ func (s *server) listSnapshots(ctx context.Context, q query, r *http.Request) (a
 		return answer{}, err
 	}
 	plugin := r.URL.Query().Get("plugin_id")
+	if plugin == "" && len(secrets) > 0 { // each driver would get those of the others
+		return answer{}, badRequest("plugin_id is missing: secrets are for one driver; name it (-plugin)")
+	}
 	if plugin == "" {
-		return s.allSnapshots(ctx, secrets)
+		return s.allSnapshots(ctx)
 	}
 	res, err := s.api.Volumes.ListSnapshots(ctx, &hostv1.ListSnapshotsRequest{
 		PluginId: plugin, PerPage: int32(q.perPage), PageToken: q.nextToken, Secrets: secrets,
@@ -92,14 +95,14 @@ func (s *server) listSnapshots(ctx context.Context, q query, r *http.Request) (a
 }
 
 // allSnapshots lists the snapshots of all drivers that list them.
-func (s *server) allSnapshots(ctx context.Context, secrets map[string]string) (answer, error) {
+func (s *server) allSnapshots(ctx context.Context) (answer, error) {
 	all, err := s.drivers(ctx, "")
 	if err != nil {
 		return answer{}, err
 	}
 	var found []*hostv1.Snapshot
 	for _, d := range all {
-		req := &hostv1.ListSnapshotsRequest{PluginId: d.GetId(), Secrets: secrets}
+		req := &hostv1.ListSnapshotsRequest{PluginId: d.GetId()}
 		for {
 			res, err := s.api.Volumes.ListSnapshots(ctx, req)
 			if connect.CodeOf(err) == connect.CodeUnimplemented {

@@ -51,7 +51,9 @@ type Node struct {
 	ModifyIndex uint64                 `protobuf:"varint,16,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	ModifiedAt  *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
 	// namespaces are those that the node is bound to, with * for any characters; none: it is not bound.
-	Namespaces    []string `protobuf:"bytes,18,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	Namespaces []string `protobuf:"bytes,18,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// controller_of are the drivers whose controllers on the node are asked with secrets, though it is no server.
+	ControllerOf  []string `protobuf:"bytes,19,rep,name=controller_of,json=controllerOf,proto3" json:"controller_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -208,6 +210,13 @@ func (x *Node) GetModifiedAt() *timestamppb.Timestamp {
 func (x *Node) GetNamespaces() []string {
 	if x != nil {
 		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *Node) GetControllerOf() []string {
+	if x != nil {
+		return x.ControllerOf
 	}
 	return nil
 }
@@ -1062,6 +1071,111 @@ func (x *SetNodeNamespacesResponse) GetNode() *Node {
 	return nil
 }
 
+type ApproveDriverRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Name     string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	DriverId string                 `protobuf:"bytes,2,opt,name=driver_id,json=driverId,proto3" json:"driver_id,omitempty"`
+	// revoke ends the approval.
+	Revoke        bool `protobuf:"varint,3,opt,name=revoke,proto3" json:"revoke,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApproveDriverRequest) Reset() {
+	*x = ApproveDriverRequest{}
+	mi := &file_pannier_host_v1_node_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApproveDriverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApproveDriverRequest) ProtoMessage() {}
+
+func (x *ApproveDriverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_node_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApproveDriverRequest.ProtoReflect.Descriptor instead.
+func (*ApproveDriverRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ApproveDriverRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ApproveDriverRequest) GetDriverId() string {
+	if x != nil {
+		return x.DriverId
+	}
+	return ""
+}
+
+func (x *ApproveDriverRequest) GetRevoke() bool {
+	if x != nil {
+		return x.Revoke
+	}
+	return false
+}
+
+type ApproveDriverResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApproveDriverResponse) Reset() {
+	*x = ApproveDriverResponse{}
+	mi := &file_pannier_host_v1_node_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApproveDriverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApproveDriverResponse) ProtoMessage() {}
+
+func (x *ApproveDriverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_node_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApproveDriverResponse.ProtoReflect.Descriptor instead.
+func (*ApproveDriverResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ApproveDriverResponse) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
 type PurgeNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1072,7 +1186,7 @@ type PurgeNodeRequest struct {
 
 func (x *PurgeNodeRequest) Reset() {
 	*x = PurgeNodeRequest{}
-	mi := &file_pannier_host_v1_node_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1198,7 @@ func (x *PurgeNodeRequest) String() string {
 func (*PurgeNodeRequest) ProtoMessage() {}
 
 func (x *PurgeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_node_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1211,7 @@ func (x *PurgeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeNodeRequest.ProtoReflect.Descriptor instead.
 func (*PurgeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PurgeNodeRequest) GetName() string {
@@ -1129,7 +1243,7 @@ type PurgeNodeResponse struct {
 
 func (x *PurgeNodeResponse) Reset() {
 	*x = PurgeNodeResponse{}
-	mi := &file_pannier_host_v1_node_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1255,7 @@ func (x *PurgeNodeResponse) String() string {
 func (*PurgeNodeResponse) ProtoMessage() {}
 
 func (x *PurgeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_node_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1268,7 @@ func (x *PurgeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeNodeResponse.ProtoReflect.Descriptor instead.
 func (*PurgeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PurgeNodeResponse) GetEnded() []string {
@@ -1182,7 +1296,7 @@ var File_pannier_host_v1_node_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x1apannier/host/v1/node.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1apannier/host/v1/read.proto\x1a\x1cpannier/host/v1/volume.proto\"\xa9\x06\n" +
+	"\x1apannier/host/v1/node.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1apannier/host/v1/read.proto\x1a\x1cpannier/host/v1/volume.proto\"\xce\x06\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x127\n" +
@@ -1208,7 +1322,8 @@ const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"modifiedAt\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x12 \x03(\tR\n" +
-	"namespaces\x1a=\n" +
+	"namespaces\x12#\n" +
+	"\rcontroller_of\x18\x13 \x03(\tR\fcontrollerOf\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8b\x01\n" +
@@ -1279,6 +1394,12 @@ const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"namespaces\x18\x02 \x03(\tR\n" +
 	"namespaces\"F\n" +
 	"\x19SetNodeNamespacesResponse\x12)\n" +
+	"\x04node\x18\x01 \x01(\v2\x15.pannier.host.v1.NodeR\x04node\"_\n" +
+	"\x14ApproveDriverRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\tdriver_id\x18\x02 \x01(\tR\bdriverId\x12\x16\n" +
+	"\x06revoke\x18\x03 \x01(\bR\x06revoke\"B\n" +
+	"\x15ApproveDriverResponse\x12)\n" +
 	"\x04node\x18\x01 \x01(\v2\x15.pannier.host.v1.NodeR\x04node\"<\n" +
 	"\x10PurgeNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -1286,13 +1407,14 @@ const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"\x11PurgeNodeResponse\x12\x14\n" +
 	"\x05ended\x18\x01 \x03(\tR\x05ended\x12-\n" +
 	"\x06let_go\x18\x02 \x03(\v2\x16.pannier.host.v1.ClaimR\x05letGo\x12\x12\n" +
-	"\x04left\x18\x03 \x01(\tR\x04left2\xb2\x04\n" +
+	"\x04left\x18\x03 \x01(\tR\x04left2\x92\x05\n" +
 	"\vNodeService\x12R\n" +
 	"\tListNodes\x12!.pannier.host.v1.ListNodesRequest\x1a\".pannier.host.v1.ListNodesResponse\x12L\n" +
 	"\aGetNode\x12\x1f.pannier.host.v1.GetNodeRequest\x1a .pannier.host.v1.GetNodeResponse\x12R\n" +
 	"\tDrainNode\x12!.pannier.host.v1.DrainNodeRequest\x1a\".pannier.host.v1.DrainNodeResponse\x12m\n" +
 	"\x12SetNodeEligibility\x12*.pannier.host.v1.SetNodeEligibilityRequest\x1a+.pannier.host.v1.SetNodeEligibilityResponse\x12j\n" +
-	"\x11SetNodeNamespaces\x12).pannier.host.v1.SetNodeNamespacesRequest\x1a*.pannier.host.v1.SetNodeNamespacesResponse\x12R\n" +
+	"\x11SetNodeNamespaces\x12).pannier.host.v1.SetNodeNamespacesRequest\x1a*.pannier.host.v1.SetNodeNamespacesResponse\x12^\n" +
+	"\rApproveDriver\x12%.pannier.host.v1.ApproveDriverRequest\x1a&.pannier.host.v1.ApproveDriverResponse\x12R\n" +
 	"\tPurgeNode\x12!.pannier.host.v1.PurgeNodeRequest\x1a\".pannier.host.v1.PurgeNodeResponseBAZ?github.com/pannier/pannier/sdk/api/proto/pannier/host/v1;hostv1b\x06proto3"
 
 var (
@@ -1307,7 +1429,7 @@ func file_pannier_host_v1_node_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_node_proto_rawDescData
 }
 
-var file_pannier_host_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_pannier_host_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_pannier_host_v1_node_proto_goTypes = []any{
 	(*Node)(nil),                       // 0: pannier.host.v1.Node
 	(*NodeDrain)(nil),                  // 1: pannier.host.v1.NodeDrain
@@ -1324,57 +1446,62 @@ var file_pannier_host_v1_node_proto_goTypes = []any{
 	(*SetNodeEligibilityResponse)(nil), // 12: pannier.host.v1.SetNodeEligibilityResponse
 	(*SetNodeNamespacesRequest)(nil),   // 13: pannier.host.v1.SetNodeNamespacesRequest
 	(*SetNodeNamespacesResponse)(nil),  // 14: pannier.host.v1.SetNodeNamespacesResponse
-	(*PurgeNodeRequest)(nil),           // 15: pannier.host.v1.PurgeNodeRequest
-	(*PurgeNodeResponse)(nil),          // 16: pannier.host.v1.PurgeNodeResponse
-	nil,                                // 17: pannier.host.v1.Node.AttributesEntry
-	nil,                                // 18: pannier.host.v1.NodeDriver.TopologyEntry
-	(*timestamppb.Timestamp)(nil),      // 19: google.protobuf.Timestamp
-	(*ReadOptions)(nil),                // 20: pannier.host.v1.ReadOptions
-	(*ReadMeta)(nil),                   // 21: pannier.host.v1.ReadMeta
-	(*Claim)(nil),                      // 22: pannier.host.v1.Claim
+	(*ApproveDriverRequest)(nil),       // 15: pannier.host.v1.ApproveDriverRequest
+	(*ApproveDriverResponse)(nil),      // 16: pannier.host.v1.ApproveDriverResponse
+	(*PurgeNodeRequest)(nil),           // 17: pannier.host.v1.PurgeNodeRequest
+	(*PurgeNodeResponse)(nil),          // 18: pannier.host.v1.PurgeNodeResponse
+	nil,                                // 19: pannier.host.v1.Node.AttributesEntry
+	nil,                                // 20: pannier.host.v1.NodeDriver.TopologyEntry
+	(*timestamppb.Timestamp)(nil),      // 21: google.protobuf.Timestamp
+	(*ReadOptions)(nil),                // 22: pannier.host.v1.ReadOptions
+	(*ReadMeta)(nil),                   // 23: pannier.host.v1.ReadMeta
+	(*Claim)(nil),                      // 24: pannier.host.v1.Claim
 }
 var file_pannier_host_v1_node_proto_depIdxs = []int32{
-	19, // 0: pannier.host.v1.Node.status_at:type_name -> google.protobuf.Timestamp
+	21, // 0: pannier.host.v1.Node.status_at:type_name -> google.protobuf.Timestamp
 	1,  // 1: pannier.host.v1.Node.drain:type_name -> pannier.host.v1.NodeDrain
 	2,  // 2: pannier.host.v1.Node.drivers:type_name -> pannier.host.v1.NodeDriver
 	3,  // 3: pannier.host.v1.Node.devices:type_name -> pannier.host.v1.NodeDevices
-	17, // 4: pannier.host.v1.Node.attributes:type_name -> pannier.host.v1.Node.AttributesEntry
-	19, // 5: pannier.host.v1.Node.last_heard:type_name -> google.protobuf.Timestamp
-	19, // 6: pannier.host.v1.Node.let_go_at:type_name -> google.protobuf.Timestamp
-	19, // 7: pannier.host.v1.Node.modified_at:type_name -> google.protobuf.Timestamp
-	19, // 8: pannier.host.v1.NodeDrain.started_at:type_name -> google.protobuf.Timestamp
-	19, // 9: pannier.host.v1.NodeDrain.done_at:type_name -> google.protobuf.Timestamp
-	18, // 10: pannier.host.v1.NodeDriver.topology:type_name -> pannier.host.v1.NodeDriver.TopologyEntry
-	19, // 11: pannier.host.v1.NodeWorkload.created_at:type_name -> google.protobuf.Timestamp
-	20, // 12: pannier.host.v1.ListNodesRequest.read:type_name -> pannier.host.v1.ReadOptions
+	19, // 4: pannier.host.v1.Node.attributes:type_name -> pannier.host.v1.Node.AttributesEntry
+	21, // 5: pannier.host.v1.Node.last_heard:type_name -> google.protobuf.Timestamp
+	21, // 6: pannier.host.v1.Node.let_go_at:type_name -> google.protobuf.Timestamp
+	21, // 7: pannier.host.v1.Node.modified_at:type_name -> google.protobuf.Timestamp
+	21, // 8: pannier.host.v1.NodeDrain.started_at:type_name -> google.protobuf.Timestamp
+	21, // 9: pannier.host.v1.NodeDrain.done_at:type_name -> google.protobuf.Timestamp
+	20, // 10: pannier.host.v1.NodeDriver.topology:type_name -> pannier.host.v1.NodeDriver.TopologyEntry
+	21, // 11: pannier.host.v1.NodeWorkload.created_at:type_name -> google.protobuf.Timestamp
+	22, // 12: pannier.host.v1.ListNodesRequest.read:type_name -> pannier.host.v1.ReadOptions
 	0,  // 13: pannier.host.v1.ListNodesResponse.nodes:type_name -> pannier.host.v1.Node
-	21, // 14: pannier.host.v1.ListNodesResponse.meta:type_name -> pannier.host.v1.ReadMeta
-	20, // 15: pannier.host.v1.GetNodeRequest.read:type_name -> pannier.host.v1.ReadOptions
+	23, // 14: pannier.host.v1.ListNodesResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	22, // 15: pannier.host.v1.GetNodeRequest.read:type_name -> pannier.host.v1.ReadOptions
 	0,  // 16: pannier.host.v1.GetNodeResponse.node:type_name -> pannier.host.v1.Node
 	4,  // 17: pannier.host.v1.GetNodeResponse.workloads:type_name -> pannier.host.v1.NodeWorkload
-	22, // 18: pannier.host.v1.GetNodeResponse.claims:type_name -> pannier.host.v1.Claim
-	21, // 19: pannier.host.v1.GetNodeResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	24, // 18: pannier.host.v1.GetNodeResponse.claims:type_name -> pannier.host.v1.Claim
+	23, // 19: pannier.host.v1.GetNodeResponse.meta:type_name -> pannier.host.v1.ReadMeta
 	0,  // 20: pannier.host.v1.DrainNodeResponse.node:type_name -> pannier.host.v1.Node
 	0,  // 21: pannier.host.v1.SetNodeEligibilityResponse.node:type_name -> pannier.host.v1.Node
 	0,  // 22: pannier.host.v1.SetNodeNamespacesResponse.node:type_name -> pannier.host.v1.Node
-	22, // 23: pannier.host.v1.PurgeNodeResponse.let_go:type_name -> pannier.host.v1.Claim
-	5,  // 24: pannier.host.v1.NodeService.ListNodes:input_type -> pannier.host.v1.ListNodesRequest
-	7,  // 25: pannier.host.v1.NodeService.GetNode:input_type -> pannier.host.v1.GetNodeRequest
-	9,  // 26: pannier.host.v1.NodeService.DrainNode:input_type -> pannier.host.v1.DrainNodeRequest
-	11, // 27: pannier.host.v1.NodeService.SetNodeEligibility:input_type -> pannier.host.v1.SetNodeEligibilityRequest
-	13, // 28: pannier.host.v1.NodeService.SetNodeNamespaces:input_type -> pannier.host.v1.SetNodeNamespacesRequest
-	15, // 29: pannier.host.v1.NodeService.PurgeNode:input_type -> pannier.host.v1.PurgeNodeRequest
-	6,  // 30: pannier.host.v1.NodeService.ListNodes:output_type -> pannier.host.v1.ListNodesResponse
-	8,  // 31: pannier.host.v1.NodeService.GetNode:output_type -> pannier.host.v1.GetNodeResponse
-	10, // 32: pannier.host.v1.NodeService.DrainNode:output_type -> pannier.host.v1.DrainNodeResponse
-	12, // 33: pannier.host.v1.NodeService.SetNodeEligibility:output_type -> pannier.host.v1.SetNodeEligibilityResponse
-	14, // 34: pannier.host.v1.NodeService.SetNodeNamespaces:output_type -> pannier.host.v1.SetNodeNamespacesResponse
-	16, // 35: pannier.host.v1.NodeService.PurgeNode:output_type -> pannier.host.v1.PurgeNodeResponse
-	30, // [30:36] is the sub-list for method output_type
-	24, // [24:30] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	0,  // 23: pannier.host.v1.ApproveDriverResponse.node:type_name -> pannier.host.v1.Node
+	24, // 24: pannier.host.v1.PurgeNodeResponse.let_go:type_name -> pannier.host.v1.Claim
+	5,  // 25: pannier.host.v1.NodeService.ListNodes:input_type -> pannier.host.v1.ListNodesRequest
+	7,  // 26: pannier.host.v1.NodeService.GetNode:input_type -> pannier.host.v1.GetNodeRequest
+	9,  // 27: pannier.host.v1.NodeService.DrainNode:input_type -> pannier.host.v1.DrainNodeRequest
+	11, // 28: pannier.host.v1.NodeService.SetNodeEligibility:input_type -> pannier.host.v1.SetNodeEligibilityRequest
+	13, // 29: pannier.host.v1.NodeService.SetNodeNamespaces:input_type -> pannier.host.v1.SetNodeNamespacesRequest
+	15, // 30: pannier.host.v1.NodeService.ApproveDriver:input_type -> pannier.host.v1.ApproveDriverRequest
+	17, // 31: pannier.host.v1.NodeService.PurgeNode:input_type -> pannier.host.v1.PurgeNodeRequest
+	6,  // 32: pannier.host.v1.NodeService.ListNodes:output_type -> pannier.host.v1.ListNodesResponse
+	8,  // 33: pannier.host.v1.NodeService.GetNode:output_type -> pannier.host.v1.GetNodeResponse
+	10, // 34: pannier.host.v1.NodeService.DrainNode:output_type -> pannier.host.v1.DrainNodeResponse
+	12, // 35: pannier.host.v1.NodeService.SetNodeEligibility:output_type -> pannier.host.v1.SetNodeEligibilityResponse
+	14, // 36: pannier.host.v1.NodeService.SetNodeNamespaces:output_type -> pannier.host.v1.SetNodeNamespacesResponse
+	16, // 37: pannier.host.v1.NodeService.ApproveDriver:output_type -> pannier.host.v1.ApproveDriverResponse
+	18, // 38: pannier.host.v1.NodeService.PurgeNode:output_type -> pannier.host.v1.PurgeNodeResponse
+	32, // [32:39] is the sub-list for method output_type
+	25, // [25:32] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_node_proto_init() }
@@ -1390,7 +1517,7 @@ func file_pannier_host_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_node_proto_rawDesc), len(file_pannier_host_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -45,6 +45,9 @@ const (
 	// NodeServiceSetNodeNamespacesProcedure is the fully-qualified name of the NodeService's
 	// SetNodeNamespaces RPC.
 	NodeServiceSetNodeNamespacesProcedure = "/pannier.host.v1.NodeService/SetNodeNamespaces"
+	// NodeServiceApproveDriverProcedure is the fully-qualified name of the NodeService's ApproveDriver
+	// RPC.
+	NodeServiceApproveDriverProcedure = "/pannier.host.v1.NodeService/ApproveDriver"
 	// NodeServicePurgeNodeProcedure is the fully-qualified name of the NodeService's PurgeNode RPC.
 	NodeServicePurgeNodeProcedure = "/pannier.host.v1.NodeService/PurgeNode"
 )
@@ -63,6 +66,9 @@ type NodeServiceClient interface {
 	// SetNodeNamespaces binds a node to namespaces: it starts workloads of these only, and calls of the API that it
 	// makes or forwards reach no others, whatever their token. Running workloads continue.
 	SetNodeNamespaces(context.Context, *v1.SetNodeNamespacesRequest) (*v1.SetNodeNamespacesResponse, error)
+	// ApproveDriver lets the controller of a driver on a node be asked with the secrets of volumes of all namespaces, or
+	// ends that. Servers, and the node that reported a driver first, need no approval.
+	ApproveDriver(context.Context, *v1.ApproveDriverRequest) (*v1.ApproveDriverResponse, error)
 	// PurgeNode removes a node from the ledger. Refused while the node is up, has workloads or holds
 	// claims. With force the caller vouches that the node is down, and its claims are released.
 	PurgeNode(context.Context, *v1.PurgeNodeRequest) (*v1.PurgeNodeResponse, error)
@@ -109,6 +115,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("SetNodeNamespaces")),
 			connect.WithClientOptions(opts...),
 		),
+		approveDriver: connect.NewClient[v1.ApproveDriverRequest, v1.ApproveDriverResponse](
+			httpClient,
+			baseURL+NodeServiceApproveDriverProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("ApproveDriver")),
+			connect.WithClientOptions(opts...),
+		),
 		purgeNode: connect.NewClient[v1.PurgeNodeRequest, v1.PurgeNodeResponse](
 			httpClient,
 			baseURL+NodeServicePurgeNodeProcedure,
@@ -125,6 +137,7 @@ type nodeServiceClient struct {
 	drainNode          *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
 	setNodeEligibility *connect.Client[v1.SetNodeEligibilityRequest, v1.SetNodeEligibilityResponse]
 	setNodeNamespaces  *connect.Client[v1.SetNodeNamespacesRequest, v1.SetNodeNamespacesResponse]
+	approveDriver      *connect.Client[v1.ApproveDriverRequest, v1.ApproveDriverResponse]
 	purgeNode          *connect.Client[v1.PurgeNodeRequest, v1.PurgeNodeResponse]
 }
 
@@ -173,6 +186,15 @@ func (c *nodeServiceClient) SetNodeNamespaces(ctx context.Context, req *v1.SetNo
 	return nil, err
 }
 
+// ApproveDriver calls pannier.host.v1.NodeService.ApproveDriver.
+func (c *nodeServiceClient) ApproveDriver(ctx context.Context, req *v1.ApproveDriverRequest) (*v1.ApproveDriverResponse, error) {
+	response, err := c.approveDriver.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // PurgeNode calls pannier.host.v1.NodeService.PurgeNode.
 func (c *nodeServiceClient) PurgeNode(ctx context.Context, req *v1.PurgeNodeRequest) (*v1.PurgeNodeResponse, error) {
 	response, err := c.purgeNode.CallUnary(ctx, connect.NewRequest(req))
@@ -196,6 +218,9 @@ type NodeServiceHandler interface {
 	// SetNodeNamespaces binds a node to namespaces: it starts workloads of these only, and calls of the API that it
 	// makes or forwards reach no others, whatever their token. Running workloads continue.
 	SetNodeNamespaces(context.Context, *v1.SetNodeNamespacesRequest) (*v1.SetNodeNamespacesResponse, error)
+	// ApproveDriver lets the controller of a driver on a node be asked with the secrets of volumes of all namespaces, or
+	// ends that. Servers, and the node that reported a driver first, need no approval.
+	ApproveDriver(context.Context, *v1.ApproveDriverRequest) (*v1.ApproveDriverResponse, error)
 	// PurgeNode removes a node from the ledger. Refused while the node is up, has workloads or holds
 	// claims. With force the caller vouches that the node is down, and its claims are released.
 	PurgeNode(context.Context, *v1.PurgeNodeRequest) (*v1.PurgeNodeResponse, error)
@@ -238,6 +263,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("SetNodeNamespaces")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceApproveDriverHandler := connect.NewUnaryHandlerSimple(
+		NodeServiceApproveDriverProcedure,
+		svc.ApproveDriver,
+		connect.WithSchema(nodeServiceMethods.ByName("ApproveDriver")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServicePurgeNodeHandler := connect.NewUnaryHandlerSimple(
 		NodeServicePurgeNodeProcedure,
 		svc.PurgeNode,
@@ -256,6 +287,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceSetNodeEligibilityHandler.ServeHTTP(w, r)
 		case NodeServiceSetNodeNamespacesProcedure:
 			nodeServiceSetNodeNamespacesHandler.ServeHTTP(w, r)
+		case NodeServiceApproveDriverProcedure:
+			nodeServiceApproveDriverHandler.ServeHTTP(w, r)
 		case NodeServicePurgeNodeProcedure:
 			nodeServicePurgeNodeHandler.ServeHTTP(w, r)
 		default:
@@ -285,6 +318,10 @@ func (UnimplementedNodeServiceHandler) SetNodeEligibility(context.Context, *v1.S
 
 func (UnimplementedNodeServiceHandler) SetNodeNamespaces(context.Context, *v1.SetNodeNamespacesRequest) (*v1.SetNodeNamespacesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.SetNodeNamespaces is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) ApproveDriver(context.Context, *v1.ApproveDriverRequest) (*v1.ApproveDriverResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.ApproveDriver is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) PurgeNode(context.Context, *v1.PurgeNodeRequest) (*v1.PurgeNodeResponse, error) {
