@@ -27,6 +27,13 @@ var plugins = []mutant{
 		pkg: supervisorPkg, run: "^TestHowABinaryArrives$",
 	},
 	{
+		name: "found-ended-too-soon", promise: "a start of the agent that fails ends nothing that outlived the agent before",
+		in: "host/internal/managed", decl: "Set.bring",
+		old: "len(s.Record.Runs) > 0 && !s.AwaitConfirmed(ctx, nil)",
+		new: "len(s.Record.Runs) > 0 && ctx.Err() != nil",
+		pkg: supervisorPkg, run: "^TestUnconfirmedHostEndsNothing$",
+	},
+	{
 		name: "namesake-fought", promise: "what another host has registered in Consul is never changed or removed",
 		in: "plugins/consul-services/internal/services", decl: "foreign",
 		old: "	return meta[markCluster] != \"\" && (",

@@ -52,7 +52,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 			})
 		},
 		OnPluginEvent: a.publish,
-		DieWithHost:   a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
+		DieWithHost:   a.cfg.Dev, StopPlugins: a.stopPlugins.Load(), Confirmed: a.confirmed,
 		Probe: a.probe, Services: a.hosting, Signing: a.cfg.PluginSigning, HostIP: hostIP(a.cfg),
 	}
 	if a.traces != nil {

@@ -38,6 +38,9 @@ type Config struct {
 	Signing signing.Policy
 	// DieWithHost ends the plugins when the host ends, for whatever reason (-dev).
 	DieWithHost bool
+	// Confirmed is closed when the host's start has succeeded. Until then the plugins that an earlier host has left stay as
+	// they are. If it is not closed before Close, that stops only the plugins that this host has started. nil: it is.
+	Confirmed <-chan struct{}
 	// StopPlugins makes Close stop the plugins; otherwise they keep running, and the next host finds them.
 	StopPlugins bool
 	// OrphanTimeout is how long a plugin keeps running without a host. Default 10 m.
@@ -126,6 +129,9 @@ func (c Config) withDefaults() Config {
 	def(&c.StopTimeout, 10*time.Second)
 	def(&c.DrainTimeout, 5*time.Minute)
 	def(&c.RollbackWindow, 30*time.Second)
+	if c.Confirmed == nil {
+		c.Confirmed = managed.Confirmed()
+	}
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
 	}

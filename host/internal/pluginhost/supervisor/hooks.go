@@ -115,7 +115,12 @@ func (i *instance) startFailed(src managed.Source, err error) bool {
 
 // stops says whether the process ends with this instance.
 func (i *instance) stops(p *managed.Process) bool {
-	return i.stopsPlugin() || p != nil && !p.Found && i.sup.undo.Load()
+	select {
+	case <-i.sup.cfg.Confirmed:
+		return i.stopsPlugin()
+	default:
+		return p != nil && !p.Found
+	}
 }
 
 // inherited reads the last events of a process that an earlier host has left, and ends it.
