@@ -34,6 +34,20 @@ var plugins = []mutant{
 		pkg: supervisorPkg, run: "^TestUnconfirmedHostEndsNothing$",
 	},
 	{
+		name: "refused-socket-forgotten", promise: "a refused listen address stays refused, and what is recorded is what the process has",
+		in: "host/internal/pluginhost/supervisor", decl: "instance.refuseSettings",
+		old: "managed.IsNotTried(err) && !errors.Is(err, hostservices.ErrListen)",
+		new: "managed.IsNotTried(err) && errors.Is(err, hostservices.ErrListen)",
+		pkg: supervisorPkg, run: "^TestSocketsMoveWithTheProcess$",
+	},
+	{
+		name: "socket-closed-under-a-process", promise: "a listening socket stays open while a process has it",
+		in: "host/internal/pluginhost/hostservices", decl: "sockets.release",
+		old: "len(l.holders) > 0",
+		new: "l.holders[proven]",
+		pkg: supervisorPkg, run: "^TestSocketsMoveWithTheProcess$",
+	},
+	{
 		name: "namesake-fought", promise: "what another host has registered in Consul is never changed or removed",
 		in: "plugins/consul-services/internal/services", decl: "foreign",
 		old: "	return meta[markCluster] != \"\" && (",
@@ -239,15 +253,15 @@ var plugins = []mutant{
 	{
 		name: "socket-of-each-process", promise: "a plugin's listening socket outlives its processes",
 		in: "host/internal/pluginhost/hostservices", decl: "Services.Listeners",
-		old: "		if all && (!is || has.as != want) {\n",
-		new: "		if is = all; is {\n			_ = has.file.Close()\n			has = open{}\n",
+		old: "if err == nil && n < 0 {",
+		new: "if err == nil && (n < 0 || len(all) > 0) {",
 		pkg: "./examples/plugins", run: "^TestASocketOutlivesItsProcesses$",
 	},
 	{
 		name: "socket-not-adopted", promise: "the next host has the listening sockets of a plugin's process",
 		in: "host/internal/pluginhost/hostservices", decl: "Services.Adopt",
-		old: "n < 0 || is || !wanted[n].is(file) {\n",
-		new: "n < 0 || is || wanted[n].is(file) {\n",
+		old: "w.Name == name && w.is(file)",
+		new: "w.Name != name && w.is(file)",
 		pkg: "./examples/plugins", run: "^TestASocketOutlivesItsProcesses$",
 	},
 	{

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/host/internal/managed"
+	"github.com/pannier/pannier/host/internal/pluginhost/hostservices"
 	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
@@ -68,18 +69,39 @@ type Config struct {
 
 // Services serves the processes of plugins (package hostservices).
 type Services interface {
-	// Admit refuses a plugin of a kind that its configuration is not for.
-	Admit(plugin, kind string) error
 	// Listeners returns the listening sockets that a process is started with, and their names. With open, those that
-	// are not open are opened.
-	Listeners(ctx context.Context, plugin string, open bool) (names []string, files []*os.File, err error)
+	// are not open are opened. They are the process's until Release.
+	Listeners(ctx context.Context, plugin, token string, wanted []Socket, open bool) (names []string, files []*os.File,
+		err error)
 	// Adopt takes the listening sockets from a process that an earlier host has started.
-	Adopt(ctx context.Context, plugin string, conn grpc.ClientConnInterface) error
+	Adopt(ctx context.Context, plugin, token string, wanted []Socket, conn grpc.ClientConnInterface) error
+	// Prove makes the sockets of a process those of the plugin: it serves now.
+	Prove(plugin, token string, wanted []Socket) error
+	// Release closes the sockets that only a process had, which has ended; without a token, those of the plugin.
+	Release(plugin, token string) error
 	// Attach serves a process of a plugin over its connection until that is closed. It must not block.
 	Attach(plugin string, conn *grpc.ClientConn)
 	// Forget removes what is kept for a plugin, which has no process any more.
 	Forget(plugin string) error
 }
+
+// noServices is a host that has nothing for its plugins.
+type noServices struct{}
+
+func (noServices) Listeners(context.Context, string, string, []Socket, bool) ([]string, []*os.File, error) {
+	return nil, nil, nil
+}
+
+func (noServices) Adopt(context.Context, string, string, []Socket, grpc.ClientConnInterface) error {
+	return nil
+}
+func (noServices) Prove(string, string, []Socket) error { return nil }
+func (noServices) Release(string, string) error         { return nil }
+func (noServices) Attach(string, *grpc.ClientConn)      {}
+func (noServices) Forget(string) error                  { return nil }
+
+// Socket is a listening socket that the host opens for a plugin.
+type Socket = hostservices.Socket
 
 // Restart is the backoff between two starts; default 1 s, 60 s, 60 s.
 type Restart = managed.Restart
@@ -94,8 +116,10 @@ type Plugin struct {
 	// Group that the plugin runs as. Default: the user's.
 	Group  string
 	Limits Limits
-	// Listen describes the listening sockets of Services: another process is started when they change.
-	Listen []string
+	// Door says that it is configured as a front door, and Listen are its listening sockets: another process is started
+	// when they change.
+	Door   bool
+	Listen []Socket
 	// Config is the body of the config block as a JSON object.
 	Config []byte
 	// Where is the place of the config block, or else of the whole, as FILE:LINE, for messages; may be empty.
@@ -129,6 +153,9 @@ func (c Config) withDefaults() Config {
 	def(&c.StopTimeout, 10*time.Second)
 	def(&c.DrainTimeout, 5*time.Minute)
 	def(&c.RollbackWindow, 30*time.Second)
+	if c.Services == nil {
+		c.Services = noServices{}
+	}
 	if c.Confirmed == nil {
 		c.Confirmed = managed.Confirmed()
 	}

@@ -173,6 +173,9 @@ func (i *instance) report(e managed.Event) {
 	case managed.Detached:
 		i.set(EventStopped, "left running for the next host", func(s *Status) { s.State = Stopped })
 	case managed.Stopped:
+		if i.stops(e.Process) {
+			e.Err = errors.Join(e.Err, i.sup.cfg.Services.Release(i.name, ""))
+		}
 		i.set(EventStopped, errorText(e.Err), func(s *Status) {
 			if s.State = Stopped; gen != nil {
 				s.PID, s.LastError = 0, errorText(e.Err)

@@ -85,11 +85,11 @@ func (i *instance) manage() {
 	})
 }
 
-// forgetRun removes the socket and the cursor of a process that is gone.
+// forgetRun removes the sockets and the cursor of a process that is gone.
 func (i *instance) forgetRun(run *managed.Run) error {
 	var err error
 	if run.Process != nil {
-		err = removeCursor(i.sup.dir, run.Process.Token)
+		err = errors.Join(removeCursor(i.sup.dir, run.Process.Token), i.sup.cfg.Services.Release(i.name, run.Process.Token))
 	}
 	if run.Dir != "" {
 		err = errors.Join(err, os.RemoveAll(run.Dir))
