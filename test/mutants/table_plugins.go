@@ -48,6 +48,20 @@ var plugins = []mutant{
 		pkg: supervisorPkg, run: "^TestSocketsMoveWithTheProcess$",
 	},
 	{
+		name: "hanging-calls-unseen", promise: "a binary whose calls hang is replaced before their callers give up",
+		in: "host/internal/pluginhost/supervisor", decl: "outcomes.hanging",
+		old: "median == 0 ||",
+		new: "median >= 0 ||",
+		pkg: supervisorPkg, run: "^TestHangingCallsAreNoticed$",
+	},
+	{
+		name: "late-repeat-counted", promise: "a call that is repeated when its caller has no time left counts against nobody",
+		in: "host/internal/pluginhost/supervisor", decl: "outcomes.hadTime",
+		old: "time.Since(f.began) >= o.baseline(f.method).median()",
+		new: "o.baseline(f.method).median() >= 0",
+		pkg: supervisorPkg, run: "^TestCallsWithoutTimeAreNotCounted$",
+	},
+	{
 		name: "namesake-fought", promise: "what another host has registered in Consul is never changed or removed",
 		in: "plugins/consul-services/internal/services", decl: "foreign",
 		old: "	return meta[markCluster] != \"\" && (",
