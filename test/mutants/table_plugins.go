@@ -57,8 +57,8 @@ var plugins = []mutant{
 	{
 		name: "late-repeat-counted", promise: "a call that is repeated when its caller has no time left counts against nobody",
 		in: "host/internal/pluginhost/supervisor", decl: "outcomes.hadTime",
-		old: "time.Since(f.began) >= o.baseline(f.method).median()",
-		new: "o.baseline(f.method).median() >= 0",
+		old: "until.Sub(f.began) >= o.baseline(f.method).median()",
+		new: "until.Sub(f.began)+o.baseline(f.method).median() >= 0",
 		pkg: supervisorPkg, run: "^TestCallsWithoutTimeAreNotCounted$",
 	},
 	{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/bits"
+	"math/rand/v2"
 	"path"
 	"slices"
 	"sync"
@@ -41,9 +42,9 @@ type tally struct {
 	recent        uint32 // the newest calls, the last one in the lowest bit: 1 is a failed one
 	last          string // why the last one failed
 	at            time.Time
-	answered      time.Time                    // when the last one was answered that did not fail
-	took          [comparedCalls]time.Duration // by the newest that did not fail
-	timed         int                          // how many these were
+	answered      time.Time                 // when the last one was answered that did not fail
+	took          [timedCalls]time.Duration // by a sample of the newer ones of these
+	timed         int                       // how many these were
 }
 
 // flight is a call that is not answered yet.
@@ -69,6 +70,10 @@ const (
 	// hang that count as failures, unless one that began with them or later is answered.
 	hangsAfter  = 2 * time.Second
 	hangsFactor = 20
+	// timedCalls is of how many calls of a method the median is taken: one in timedOneIn, since the newest ones alone are
+	// those that the start of the next process has slowed.
+	timedCalls = 32
+	timedOneIn = 8
 	// forgetAfter is how long the failures of a method count that is not called any more.
 	forgetAfter = 10 * time.Minute
 	// provenBy is how many calls a generation must have answered to be proven once the window is over.
@@ -134,10 +139,14 @@ func (o *outcomes) end(f *flight) {
 
 // hadTime says whether a call that its caller has given up had the time that it takes in the generation before. Else
 // its failure says nothing: as a repeated one, it had only what another process has left.
-func (o *outcomes) hadTime(f *flight) bool {
+func (o *outcomes) hadTime(ctx context.Context, f *flight) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return time.Since(f.began) >= o.baseline(f.method).median()
+	until := time.Now()
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(until) {
+		until = deadline
+	}
+	return until.Sub(f.began) >= o.baseline(f.method).median()
 }
 
 // hanging says that calls of a method hang, which the generation before answered; empty: none do.
@@ -174,7 +183,11 @@ func (o *outcomes) add(f *flight, err error) (judged <-chan struct{}, again bool
 	o.calls++
 	if !failed {
 		t.answered = t.at
-		t.took[t.timed%len(t.took)] = t.at.Sub(f.began)
+		if t.timed < timedCalls {
+			t.took[t.timed] = t.at.Sub(f.began)
+		} else if rand.IntN(timedOneIn) == 0 {
+			t.took[rand.IntN(timedCalls)] = t.at.Sub(f.began)
+		}
 		t.timed++
 	} else {
 		t.failed++
@@ -240,13 +253,13 @@ func (t tally) newest() (failed, calls int) {
 	return bits.OnesCount32(t.recent), min(t.calls, kept)
 }
 
-// median returns how long the newest calls took that did not fail; 0: there were too few.
+// median returns how long the calls took that did not fail; 0: there were too few.
 func (t tally) median() time.Duration {
-	if t.timed < len(t.took) {
+	if t.timed < comparedCalls {
 		return 0
 	}
-	took := t.took // a copy
-	slices.Sort(took[:])
+	took := t.took[:min(t.timed, timedCalls)] // of a copy
+	slices.Sort(took)
 	return max(took[len(took)/2], 1)
 }
 
@@ -318,7 +331,7 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 	case status.Code(err) == codes.Canceled && !given && c.gen.abandoned.Err() != nil:
 		c.gen.outcomes.end(f)
 		return replaced{errAbandoned}
-	case given && !c.gen.outcomes.hadTime(f):
+	case given && !c.gen.outcomes.hadTime(ctx, f):
 		c.gen.outcomes.end(f)
 		return err
 	}
