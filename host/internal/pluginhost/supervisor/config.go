@@ -120,7 +120,7 @@ type Plugin struct {
 	// when they change.
 	Door   bool
 	Listen []Socket
-	// Config is the body of the config block as a JSON object.
+	// Config is the body of the config block as a JSON object. Default: {}.
 	Config []byte
 	// Where is the place of the config block, or else of the whole, as FILE:LINE, for messages; may be empty.
 	Where string
@@ -146,9 +146,6 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	def(&c.OrphanTimeout, 10*time.Minute)
-	def(&c.Restart.Min, time.Second)
-	def(&c.Restart.Max, time.Minute)
-	def(&c.Restart.Stable, time.Minute)
 	def(&c.StartTimeout, 10*time.Second)
 	def(&c.StopTimeout, 10*time.Second)
 	def(&c.DrainTimeout, 5*time.Minute)

@@ -293,3 +293,12 @@ func TestRunsAsAnotherUser(t *testing.T) {
 		t.Errorf("%v\n%s", err, data)
 	}
 }
+
+// A plugin without a config block gets an empty object.
+func TestPluginWithoutConfiguration(t *testing.T) {
+	t.Parallel()
+	s := newWorld(t).open()
+	if got := mustCall(t, s, "fixture", "")["config"]; got != "{}" {
+		t.Errorf("it got %q", got)
+	}
+}

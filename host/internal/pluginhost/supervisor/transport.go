@@ -255,10 +255,14 @@ func (g *generation) bringUp(ctx context.Context, promised *version.Version) (fi
 		return first, err
 	}
 	if g.Run.Address == "" { // otherwise it has come up before, and keeps the configuration that it has
-		if _, err := g.api.Validate(ctx, &pluginv1.ValidateRequest{Config: i.spec.Config}); err != nil {
+		config := i.spec.Config
+		if len(config) == 0 {
+			config = []byte("{}")
+		}
+		if _, err := g.api.Validate(ctx, &pluginv1.ValidateRequest{Config: config}); err != nil {
 			return first, callError("validate the configuration", err)
 		}
-		if _, err := g.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: i.spec.Config}); err != nil {
+		if _, err := g.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: config}); err != nil {
 			return first, callError("configure", err)
 		}
 	}
