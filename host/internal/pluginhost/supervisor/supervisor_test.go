@@ -1,20 +1,24 @@
 package supervisor_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
 func TestPluginComesUp(t *testing.T) {
@@ -294,11 +298,24 @@ func TestRunsAsAnotherUser(t *testing.T) {
 	}
 }
 
-// A plugin without a config block gets an empty object.
+// A plugin without a config block gets an empty object, also one that is not made with the SDK, which would replace
+// nothing by it.
 func TestPluginWithoutConfiguration(t *testing.T) {
 	t.Parallel()
-	s := newWorld(t).open()
-	if got := mustCall(t, s, "fixture", "")["config"]; got != "{}" {
-		t.Errorf("it got %q", got)
+	w := newWorld(t)
+	var got atomic.Value
+	w.cfg.Dial = func(string, uint64) []grpc.DialOption {
+		return []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any,
+			cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+		) error {
+			if c, ok := req.(*pluginv1.ConfigureRequest); ok {
+				got.Store(string(c.GetConfig()))
+			}
+			return call(ctx, method, req, reply, cc, opts...)
+		})}
+	}
+	mustCall(t, w.open(), "fixture", "")
+	if got.Load() != "{}" {
+		t.Errorf("it got %q", got.Load())
 	}
 }
