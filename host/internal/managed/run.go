@@ -161,8 +161,8 @@ func (s *Set) AwaitConfirmed(ctx context.Context, ended <-chan struct{}) bool {
 	return false
 }
 
-// reattach finds the process that served under an earlier host. If it cannot, p is nil, and bring ends the earlier host's
-// processes. It returns an error only if the host stops meanwhile.
+// reattach finds the process that served under an earlier host. If it cannot, p is nil, and bring ends the processes of
+// the earlier host. It returns an error only if the host stops meanwhile.
 func (s *Set) reattach(ctx context.Context) (*Process, error) {
 	run := s.Record.Current()
 	if run == nil || run.Process == nil {

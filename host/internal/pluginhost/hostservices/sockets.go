@@ -79,8 +79,8 @@ type listening struct {
 // proven is the holder of the sockets of the process that serves, or served last.
 const proven = ""
 
-// Listeners returns the listening sockets of a new process of a plugin, with their names: those that the plugin has open
-// already and, with open, new ones. They are the process's until Release; the files stay the services'. Error:
+// Listeners returns the listening sockets of a new process of a plugin, with their names: those that the plugin has
+// open already and, with open, new ones. They are the process's until Release; the files stay the services'. Error:
 // ErrListen, and nothing has changed.
 func (s *Services) Listeners(ctx context.Context, plugin, token string, wanted []Socket, open bool) (names []string,
 	files []*os.File, err error,
@@ -212,9 +212,10 @@ func (s Socket) listen(ctx context.Context) (*os.File, error) {
 // handOverTimeout bounds the hand-over of a process's sockets.
 const handOverTimeout = 3 * time.Second
 
-// Adopt takes the listening sockets that an earlier host has opened from the process that serves and has them, as far as
-// they are what wanted says.
-func (s *Services) Adopt(ctx context.Context, plugin, token string, wanted []Socket, conn grpc.ClientConnInterface) error {
+// Adopt takes the listening sockets that an earlier host has opened from the process that serves and has them, as far
+// as they are what wanted says.
+func (s *Services) Adopt(ctx context.Context, plugin, token string, wanted []Socket, conn grpc.ClientConnInterface,
+) error {
 	if len(wanted) == 0 {
 		return nil
 	}

@@ -39,8 +39,8 @@ type Config struct {
 	Signing signing.Policy
 	// DieWithHost ends the plugins when the host ends, for whatever reason (-dev).
 	DieWithHost bool
-	// Confirmed is closed when the host's start has succeeded. Until then the plugins that an earlier host has left stay as
-	// they are. If it is not closed before Close, that stops only the plugins that this host has started. nil: it is.
+	// Confirmed is closed when the host's start has succeeded. Until then the plugins that an earlier host has left stay
+	// as they are. If it is not closed before Close, that stops only the plugins that this host has started. nil: it is.
 	Confirmed <-chan struct{}
 	// StopPlugins makes Close stop the plugins; otherwise they keep running, and the next host finds them.
 	StopPlugins bool

@@ -79,7 +79,8 @@ func (i *instance) manage() {
 				return err
 			},
 			Choose: i.chooseNext, Same: i.same, Examine: i.examine, Served: i.serves, OnProbation: i.onProbation,
-			StartFailed: i.startFailed, Stops: i.stops, Confirmed: i.sup.cfg.Confirmed, Inherited: i.inherited, Forget: i.forgetRun, NewMeter: i.newMeter,
+			StartFailed: i.startFailed, Stops: i.stops, Confirmed: i.sup.cfg.Confirmed,
+			Inherited: i.inherited, Forget: i.forgetRun, NewMeter: i.newMeter,
 			Report: i.report,
 		},
 	})

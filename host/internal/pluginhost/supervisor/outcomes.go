@@ -33,7 +33,7 @@ type outcomes struct {
 	calls   int
 	worse   bool
 	flying  map[*flight]struct{} // the calls that are not answered yet
-	judged  chan struct{}        // open: whether the generation is replaced has not been decided; nil: there is nothing to decide
+	judged  chan struct{}        // open: whether the generation is replaced has not been decided; nil: nothing is to be
 }
 
 // tally counts the calls of one method.

@@ -137,7 +137,8 @@ func TestCloseLeavesPluginsRunning(t *testing.T) {
 	}
 }
 
-// A host whose start has not succeeded leaves the plugin as it was, whenever it is closed, also one that it would replace.
+// A host whose start has not succeeded leaves the plugin as it was, whenever it is closed, also one that it would
+// replace.
 func TestUnconfirmedHostEndsNothing(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(w *world){
@@ -159,11 +160,12 @@ func TestUnconfirmedHostEndsNothing(t *testing.T) {
 			const rounds = 30
 			for i := range rounds {
 				s := w.open()
-				if i > 0 {
+				switch {
+				case i > 0:
 					time.Sleep(time.Duration(i) * 200 * time.Microsecond) // to be anywhere in a reattachment
-				} else if name == "a socket that is gone" {
+				case name == "a socket that is gone":
 					waitFor(t, "the failed reattachment", func() bool { return strings.Contains(w.log.String(), "is replaced") })
-				} else {
+				default:
 					mustCall(t, s, "fixture", "")
 				}
 				s.Close()

@@ -86,7 +86,8 @@ func (i transport) Reattach(ctx context.Context, p *managed.Process) (managed.Co
 	}
 	conn, err := i.connected(ctx, p, c, nil)
 	if err == nil {
-		err = i.sup.cfg.Services.Adopt(ctx, i.name, p.Run.Process.Token, slices.Concat(i.spec.Listen, i.wanted.Listen), c.Conn)
+		sockets := slices.Concat(i.spec.Listen, i.wanted.Listen)
+		err = i.sup.cfg.Services.Adopt(ctx, i.name, p.Run.Process.Token, sockets, c.Conn)
 		if err != nil {
 			conn.Close()
 			return nil, err
