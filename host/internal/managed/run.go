@@ -202,7 +202,9 @@ func (s *Set) tryReattach(ctx context.Context, run *Run) (p *Process, err error)
 	p.meter = s.NewMeter(giveUp)
 	p.began(proc)
 	if p.Conn, err = s.Reattach(ctx, p); err == nil {
-		// Nothing is saved: the record names the process already, and the disk may be full.
+		if err := s.Save(); err != nil { // the record names the process already, and the disk may be full
+			s.Log.Warn("the record of a process that was found could not be written", "error", err)
+		}
 		if err = ctx.Err(); err == nil {
 			err = s.Move(ctx, nil, p, nil, nil)
 		}
