@@ -26,8 +26,8 @@ var (
 // or its configuration was refused before. The calls of the old process are given up after grace; nil: after 5
 // minutes, or 10 seconds if it is unhealthy or does not answer. It returns the status when the file's binary serves,
 // also if it did before: the host may have seen the file first. Errors: ErrUnknown; ErrNoSwap if what serves goes on,
-// since it is pinned or there is no file that can run; ErrCanary if there is a canary; why the new process could not take
-// over, in which case the old one still serves.
+// since it is pinned or there is no file that can run; ErrCanary if there is a canary; why the new process could not
+// take over, in which case the old one still serves.
 func (s *Supervisor) Swap(ctx context.Context, name string, grace *time.Duration) (Status, error) {
 	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		if err := i.noCanary(); err != nil {
