@@ -75,8 +75,8 @@ var upgrades = []mutant{
 	{
 		name: "ready-too-early", promise: "a unit that systemd starts after the agent finds the API's socket",
 		in: "host/internal/agent", decl: "Run",
-		old: "	log := newLogger(cfg, recent, logs)\n",
-		new: "	log := newLogger(cfg, recent, logs)\n	_ = manager.Tell(servicemanager.Ready)\n",
+		old: "	a := newAgent(cfg, version, logs, before, manager)\n",
+		new: "	a := newAgent(cfg, version, logs, before, manager)\n	_ = manager.Tell(servicemanager.Ready)\n",
 		pkg: "./test/suite/systemd", run: "^TestAfterTheAgent$",
 	},
 }

@@ -59,18 +59,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	if err != nil {
 		return err
 	}
-	recent := &recentLog{}
-	log := newLogger(cfg, recent, logs)
-	a := &agent{
-		cfg: cfg, version: version, log: log, logs: logs, recent: recent, started: time.Now(), driversUp: make(chan struct{}),
-		sockets: handover.NewSockets(before), next: make(chan *successor), manager: manager,
-		metrics: prometheus.NewRegistry(),
-	}
-	a.blocks.Store(cfg)
-	if before != nil {
-		a.outcome.Store(before.Outcome)
-	}
-	a.stopPlugins.Store(!cfg.LeavePluginsOnStop)
+	a := newAgent(cfg, version, logs, before, manager)
 	ctx, a.stop = context.WithCancel(ctx)
 	defer a.stop()
 	if before.Tried() {
@@ -80,11 +69,11 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 		return err
 	}
 	defer func() { err = errors.Join(err, a.close(context.WithoutCancel(ctx))) }()
-	if err := a.open(ctx); err != nil {
+	if err := a.open(ctx, a.role()); err != nil {
 		return err
 	}
 	if unused := a.sockets.Unused(); len(unused) > 0 {
-		log.Warn("pannier.socket listens where the configuration does not say, and nobody answers there: make its "+
+		a.log.Warn("pannier.socket listens where the configuration does not say, and nobody answers there: make its "+
 			"ListenStream= and the configuration's socket the same", "listens", unused, "socket", cfg.Socket)
 	}
 	a.sockets.CloseUnused()
@@ -92,7 +81,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 		a.awaitReady(ctx, heldPatience)
 		a.sockets.Release()
 	}
-	log.Info("the API is served", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress())
+	a.log.Info("the API is served", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress())
 	a.closers.loop(ctx, a.reportUp)
 	a.closers.loop(ctx, a.keepManagerInformed)
 	for {
@@ -102,32 +91,45 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 				return err
 			}
 		case <-ctx.Done():
-			log.Info("the agent stops", "leave_plugins", !a.stopPlugins.Load())
+			a.log.Info("the agent stops", "leave_plugins", !a.stopPlugins.Load())
 			a.told(a.manager.Tell(servicemanager.Stopping))
 			return nil
 		}
 	}
 }
 
+// newAgent makes an agent that has nothing open. before is nil unless another program had this process.
+func newAgent(cfg *config.Agent, version string, logs io.Writer, before *handover.Inheritance,
+	manager *servicemanager.Manager,
+) *agent {
+	recent := &recentLog{}
+	a := &agent{
+		cfg: cfg, version: version, log: newLogger(cfg, recent, logs), logs: logs, recent: recent, started: time.Now(),
+		driversUp: make(chan struct{}), sockets: handover.NewSockets(before), next: make(chan *successor), manager: manager,
+		metrics: prometheus.NewRegistry(), confirmed: make(chan struct{}),
+	}
+	a.blocks.Store(cfg)
+	if before != nil {
+		a.outcome.Store(before.Outcome)
+	}
+	a.stopPlugins.Store(!cfg.LeavePluginsOnStop)
+	return a
+}
+
 // open opens all parts. If one fails, close stops the plugins and drivers that this start has begun. Those that an
-// earlier agent left running go on, for the next start to find.
-func (a *agent) open(ctx context.Context) error {
+// earlier agent left running go on as they were, for the next start to find.
+func (a *agent) open(ctx context.Context, steps []step) error {
 	began := time.Now()
 	if err := a.openTraces(ctx); err != nil {
 		return err
 	}
-	for _, step := range a.role() {
+	for _, step := range steps {
 		if err := step.open(ctx); err != nil {
-			if a.plugins != nil {
-				a.plugins.StopStarted()
-			}
-			if a.drivers != nil {
-				a.drivers.StopStarted()
-			}
 			return fmt.Errorf("start the agent: %s: %w", step.name, err)
 		}
 	}
 	a.opening = time.Since(began).Round(time.Millisecond)
+	close(a.confirmed)
 	return nil
 }
 
@@ -179,6 +181,7 @@ type agent struct {
 
 	stop        context.CancelFunc // ends Run
 	stopPlugins atomic.Bool        // stop plugins and drivers with the agent
+	confirmed   chan struct{}      // closed when the start has succeeded
 
 	sockets   *handover.Sockets
 	upgrading sync.Mutex      // held by an upgrade

@@ -42,7 +42,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	a.hosting = hostservices.New(hostservices.Config{
 		Journal: a.journal, API: a.doors.API, Spans: a.traces.Record, Log: a.log.Named("plugin"),
 	})
-	a.closers.add(func() error { return a.hosting.Close(a.stopPlugins.Load() || a.cfg.Dev) })
+	a.closers.add(a.hosting.Close)
 	a.openDoors(a.cfg)
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
@@ -52,7 +52,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 			})
 		},
 		OnPluginEvent: a.publish,
-		DieWithHost:   a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
+		DieWithHost:   a.cfg.Dev, StopPlugins: a.stopPlugins.Load(), Confirmed: a.confirmed,
 		Probe: a.probe, Services: a.hosting, Signing: a.cfg.PluginSigning, HostIP: hostIP(a.cfg),
 	}
 	if a.traces != nil {
@@ -90,7 +90,7 @@ func configured(cfg *config.Agent) (all []supervisor.Plugin) {
 		all = append(all, supervisor.Plugin{
 			Name: p.Name, Args: p.Args, Env: variables(p.Env), User: p.User, Group: p.Group, Limits: p.Limits,
 			Checksum: p.Checksum, Version: p.Version, Config: p.Config, Where: p.Where,
-			RollbackWindow: window, KeepVersions: p.KeepVersions, Listen: sockets(p.Frontend),
+			RollbackWindow: window, KeepVersions: p.KeepVersions, Door: p.Frontend != nil, Listen: sockets(p.Frontend),
 		})
 	}
 	return all
@@ -115,29 +115,21 @@ func hostIP(cfg *config.Agent) string {
 	return "127.0.0.1"
 }
 
-// openDoors says which plugins are front doors, and what they have of the host.
+// openDoors says what front doors may do.
 func (a *agent) openDoors(cfg *config.Agent) {
-	listen, access := map[string][]hostservices.Socket{}, map[string]frontdoors.Access{}
+	access := map[string]frontdoors.Access{}
 	for _, p := range cfg.Plugins {
-		if p.Frontend == nil {
-			continue
-		}
-		listen[p.Name] = nil
-		for _, s := range p.Frontend.Sockets {
-			listen[p.Name] = append(listen[p.Name], hostservices.Socket(s))
-		}
-		if p.Frontend.API != nil {
+		if p.Frontend != nil && p.Frontend.API != nil {
 			access[p.Name] = frontdoors.Access(*p.Frontend.API)
 		}
 	}
-	a.hosting.Listen(listen)
 	a.doors.Allow(access)
 }
 
-// sockets describes the listening sockets of a front door, to notice changes.
-func sockets(f *config.Frontend) (all []string) {
+// sockets returns the listening sockets of a front door.
+func sockets(f *config.Frontend) (all []supervisor.Socket) {
 	for _, s := range f.Listens() {
-		all = append(all, fmt.Sprintf("%+v", s))
+		all = append(all, supervisor.Socket(s))
 	}
 	return all
 }

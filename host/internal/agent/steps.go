@@ -111,7 +111,7 @@ func (a *agent) newDrivers() {
 	a.drivers = drivers.New(drivers.Config{
 		DataDir: a.cfg.DataDir, Logger: a.log, Storage: a.catalog.Storage, Events: a.events,
 		InUse: func(id string) []string { return a.workloads.WorkloadsUsing(id) }, DieWithHost: a.cfg.Dev,
-		ReadSecret: config.ReadSecret,
+		ReadSecret: config.ReadSecret, Confirmed: a.confirmed,
 	})
 	a.calls = drivers.Caller{Drivers: a.drivers, Storage: a.catalog.DoStorage}
 }

@@ -171,7 +171,7 @@ func (a *agent) try(ctx context.Context, before *handover.Inheritance) error {
 	if err := before.Begin(ctx, handover.Hello{Version: a.version, Ledger: command.Level}); err != nil {
 		return err
 	}
-	if err := a.open(ctx); err != nil {
+	if err := a.open(ctx, a.role()); err != nil {
 		return err // the process ends, and whatever it has started is found by the agent
 	}
 	if err := before.Up(); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/frontend"
+	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -28,6 +29,8 @@ type pluginHost struct {
 	*host
 	t   *testing.T
 	dir string // of the plugins
+
+	plugins *supervisor.Supervisor
 }
 
 func openPluginHost(t *testing.T) *pluginHost {
@@ -50,6 +53,7 @@ func openPluginHost(t *testing.T) *pluginHost {
 	handle, err := plugins.Acquire(ctx, "fixture")
 	check.NoError(t, err)
 	handle.Release()
+	p.plugins = plugins
 	p.host = openHost(t, func(c *parts) { c.Plugins = plugins })
 	return p
 }
@@ -96,8 +100,10 @@ func TestPluginsLife(t *testing.T) {
 		len(first.Swaps) != 0 {
 		t.Errorf("at first: %v", first)
 	}
-	_, err := plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture"})
-	wantError(t, err, connect.CodeFailedPrecondition, "nothing to swap to", "runs already")
+	same, err := plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture"})
+	if err != nil || same.GetPlugin().GetGeneration() != first.Generation {
+		t.Errorf("a swap to what serves: %v, %v", same, err)
+	}
 	_, err = plugins.RollbackPlugin(p.ctx, &hostv1.RollbackPluginRequest{Name: "fixture"})
 	wantError(t, err, connect.CodeFailedPrecondition, "there is no earlier version to go back to")
 
@@ -164,6 +170,15 @@ func TestPluginsLife(t *testing.T) {
 	}
 	_, err = plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: 30})
 	check.NoError(t, err)
+	_, err = plugins.PromotePlugin(p.ctx, &hostv1.PromotePluginRequest{Name: "fixture"})
+	wantError(t, err, connect.CodeFailedPrecondition, "canary: it has answered no call yet")
+	p.await("the canary to answer a call", func(now *hostv1.Plugin) bool {
+		handle := check.Must(p.plugins.AcquireCall(p.ctx, "fixture"))(t)
+		defer handle.Release()
+		_, err := storage.NewClient(handle.Conn).Attach(p.ctx, storage.Driver{ID: "d"}, storage.AttachRequest{})
+		check.NoError(t, err)
+		return now.GetCanary().GetCalls() > 0
+	})
 	promoted := check.Must(plugins.PromotePlugin(p.ctx, &hostv1.PromotePluginRequest{Name: "fixture"}))(t)
 	if now := promoted.Plugin; now.Version != "1.1.0" || now.Pinned != second.Sha256 || now.Canary != nil {
 		t.Errorf("promoted: %v", now)

@@ -87,8 +87,9 @@ func swapVerbs() []verb {
 			use: "swap NAME", short: "Let the binary in the plugin directory take over now",
 			long: `Let the binary in the plugin directory take over now: its highest version that the
 configuration allows, even one that was refused before. The agent does so by itself when
-a binary arrives; this is a second try. The exit code is 4 when it cannot take over; callers
-then keep the process that they have.
+a binary arrives; this waits for it, and is a second try. The exit code is 0 when the binary
+serves, also if it did before, and 4 when it cannot take over; callers then keep the process
+that they have.
 
 With -canary, the new process gets a part of the calls only, until pannier plugin promote or
 rollback; pannier plugin status shows how many fail in both. If it fails more of them than the

@@ -31,6 +31,8 @@
 //     anything depends on it. If it cannot be read, nothing is started.
 //   - What was hashed is what runs: a process runs from a copy, and the copy is hashed again at each start.
 //   - Callers move only to a process that has been examined, and the record names it before they do.
+//   - What an earlier host has left is neither ended nor replaced before the start of this one has succeeded
+//     (Hooks.Confirmed).
 //   - A recycled PID is never signalled (package process).
 //
 // It may import system/process, system/program and what these need, and internal.

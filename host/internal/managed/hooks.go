@@ -14,7 +14,8 @@ type Transport interface {
 	// Start makes a process of p.Run from a program: it calls fork once, and returns when the process is up, so that
 	// it can serve. Of an error nothing of it may be left but the process itself.
 	Start(ctx context.Context, p *Process, bin Binary, fork func(process.Spec) error) (Conn, error)
-	// Reattach finds the way to a process that an earlier host has started. On an error the process is ended.
+	// Reattach finds the way to a process that an earlier host has started. On an error it leaves the process as it is:
+	// the set ends it.
 	Reattach(ctx context.Context, p *Process) (Conn, error)
 	// Move lets callers use to instead of from, which is nil if none has served. It may add to swap, which is nil then
 	// too. On an error callers still use from.
@@ -44,6 +45,9 @@ type Hooks struct {
 	OnProbation func(p *Process, sha string, times int) bool
 	// StartFailed says whether a start is repeated at once, since the owner has changed something. Default: no.
 	StartFailed func(src Source, err error) bool
+	// Confirmed is closed when the host's start has succeeded. Before that, no process of an earlier host is ended or
+	// replaced: if the start fails, the next host finds it. Default: it is closed.
+	Confirmed <-chan struct{}
 	// Stops says whether the process ends with Run; p is nil if none serves. Default: it is left to the next host.
 	Stops func(p *Process) bool
 	// Inherited is called before a process ends that an earlier host has left beside the one that serves.
@@ -73,6 +77,7 @@ func (h Hooks) withDefaults(s *Set) Hooks {
 		return p != nil && time.Since(p.Run.TookOver) < s.Restart.Stable
 	})
 	def(&h.StartFailed, func(Source, error) bool { return false })
+	def(&h.Confirmed, Confirmed())
 	def(&h.Stops, func(*Process) bool { return false })
 	def(&h.Inherited, func(context.Context, *Process, *Run) {})
 	def(&h.Forget, func(*Run) error { return nil })
@@ -80,6 +85,13 @@ func (h Hooks) withDefaults(s *Set) Hooks {
 	def(&h.NewMeter, func(func(error)) *Meter { return nil })
 	def(&h.Report, func(Event) {})
 	return h
+}
+
+// Confirmed returns the default of Hooks.Confirmed.
+func Confirmed() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
 }
 
 func def[F any](hook *F, value F) {

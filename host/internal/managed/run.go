@@ -119,6 +119,9 @@ func (s *Set) bring(ctx context.Context) (p *Process, err error) {
 		}
 	}
 	// Everything in the record must have ended before another process is started.
+	if len(s.Record.Runs) > 0 && !s.AwaitConfirmed(ctx, nil) {
+		return nil, ctx.Err()
+	}
 	if err := s.ClearAll(ctx, s.StopTimeout); err != nil {
 		return nil, err
 	}
@@ -146,8 +149,20 @@ func (s *Set) bring(ctx context.Context) (p *Process, err error) {
 	return p, nil
 }
 
-// reattach finds the process that served under an earlier host. If it cannot, p is nil, and the earlier host's
-// processes are ended. It returns an error only if the host stops meanwhile.
+// AwaitConfirmed waits until processes of an earlier host may be ended. It returns false if ctx or the process that
+// serves has ended before.
+func (s *Set) AwaitConfirmed(ctx context.Context, ended <-chan struct{}) bool {
+	select {
+	case <-s.Confirmed:
+		return true
+	case <-ended:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// reattach finds the process that served under an earlier host. If it cannot, p is nil, and bring ends the processes of
+// the earlier host. It returns an error only if the host stops meanwhile.
 func (s *Set) reattach(ctx context.Context) (*Process, error) {
 	run := s.Record.Current()
 	if run == nil || run.Process == nil {
@@ -187,10 +202,10 @@ func (s *Set) tryReattach(ctx context.Context, run *Run) (p *Process, err error)
 	p.meter = s.NewMeter(giveUp)
 	p.began(proc)
 	if p.Conn, err = s.Reattach(ctx, p); err == nil {
-		if err = s.Save(); err == nil {
-			err = ctx.Err()
+		if err := s.Save(); err != nil { // the record names the process already, and the disk may be full
+			s.Log.Warn("the record of a process that was found could not be written", "error", err)
 		}
-		if err == nil {
+		if err = ctx.Err(); err == nil {
 			err = s.Move(ctx, nil, p, nil, nil)
 		}
 		if err != nil {
@@ -227,7 +242,9 @@ func (s *Set) failed(ctx context.Context, err error) {
 // serve watches the process that serves until it is lost, and replaces it when something else should run. It
 // returns the process that served last, and why it was lost.
 func (s *Set) serve(ctx context.Context, p *Process) (*Process, error) {
-	s.clearOthers(ctx, p)
+	if p.Found && s.AwaitConfirmed(ctx, p.Done()) {
+		s.clearOthers(ctx, p)
+	}
 	s.Recheck() // something else may have come while no host ran
 	for {
 		asked, lost := s.watch(ctx, p)

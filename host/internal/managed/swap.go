@@ -122,11 +122,11 @@ func (s *Set) NotSwapped(p *Process, swap Swap, src Source, err error) {
 	again := last >= 0 && s.Record.Swaps[last].To == swap.To && s.Record.Swaps[last].Error == swap.Error
 	retried := false
 	switch {
-	case IsNotTried(err):
-		s.RecheckIn(s.Restart.Max)
 	case s.StartFailed(src, err):
 		retried = true
 		s.Recheck()
+	case IsNotTried(err):
+		s.RecheckIn(s.Restart.Max)
 	case src.SHA256 != p.Run.SHA256:
 		s.Record.Refuse(src.SHA256, err.Error())
 		s.Recheck() // there may be something else

@@ -39,7 +39,8 @@ func (i *instance) manage() {
 		Transport: transport{i},
 		Hooks: managed.Hooks{
 			Choose: i.program.choose, Served: i.serves, OnProbation: i.onProbation, Stops: i.stops, Report: i.show,
-			Forget: i.forgotten, NewMeter: i.newMeter,
+			Confirmed: i.r.cfg.Confirmed,
+			Forget:    i.forgotten, NewMeter: i.newMeter,
 			MayOverlap: func(p *managed.Process) bool { return i.endpoint().isLink(p.Run.Address) },
 			KeepMounts: func() bool { return i.inUse() && !errors.Is(context.Cause(i.ctx), errForced) },
 		},
@@ -186,6 +187,9 @@ func (i transport) Start(ctx context.Context, p *managed.Process, bin managed.Bi
 // Reattach finds the process that an earlier host has started, unless its command is another one now.
 func (i transport) Reattach(ctx context.Context, p *managed.Process) (managed.Conn, error) {
 	if i.waiting == nil && i.rec.runsOtherwise(i.spec) {
+		if !i.procs.AwaitConfirmed(ctx, p.Done()) {
+			return nil, errChanged
+		}
 		pid := p.PID()
 		if err := i.procs.Clear(ctx, p.Run, i.r.timing.stopGrace); err != nil {
 			return nil, err
@@ -307,7 +311,7 @@ func (i *instance) onProbation(p *managed.Process, _ string, times int) bool {
 
 // stops says whether the process ends with this instance.
 func (i *instance) stops(p *managed.Process) bool {
-	return !errors.Is(context.Cause(i.ctx), errLeave) || p != nil && !p.Found && i.r.undo.Load() && !i.inUse()
+	return !errors.Is(context.Cause(i.ctx), errLeave) || p != nil && !p.Found && !i.r.confirmed() && !i.inUse()
 }
 
 // show shows what has happened.

@@ -23,7 +23,7 @@
 //     both, and which one serves.
 //   - A snapshot (Driver) is never changed, and every change notifies the waiters of Changed.
 //   - Nothing about a driver's volumes is decided here: Config.InUse says which are mounted.
-//   - Processes outlive a crash of the host. Only Close with stop or after StopStarted, a
+//   - Processes outlive a crash of the host. Only Close with stop or after a failed start, a
 //     deregistration, a restart by request, a changed program, or a changed configuration of a driver
 //     that is not in use ends one.
 //   - While a driver is in use, its children that serve mounts outlive its process, however that
@@ -41,12 +41,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/internal/notify"
 	"github.com/pannier/pannier/sdk/storage"
@@ -66,6 +66,9 @@ type Config struct {
 	InUse func(driverID string) []string
 	// ReadSecret reads the file of a file:// reference in Spec.Env.
 	ReadSecret func(ref string) (string, error)
+	// Confirmed is closed when the host's start has succeeded. Before that, no process of an earlier host is ended or
+	// replaced. nil: it is closed.
+	Confirmed <-chan struct{}
 	// DieWithHost ends the drivers' processes when the host's process ends, however that happens.
 	DieWithHost bool
 }
@@ -81,7 +84,6 @@ type Registry struct {
 	changes chan struct{}
 
 	running sync.WaitGroup // of the instances
-	undo    atomic.Bool    // StopStarted
 
 	mu        sync.Mutex
 	instances map[string]*instance // by Spec.key
@@ -123,6 +125,9 @@ var defaultTiming = timing{
 
 // New makes a Registry with no driver; Open fills it.
 func New(cfg Config) *Registry {
+	if cfg.Confirmed == nil {
+		cfg.Confirmed = managed.Confirmed()
+	}
 	if cfg.InUse == nil {
 		cfg.InUse = func(string) []string { return nil }
 	}
@@ -265,14 +270,15 @@ func (r *Registry) List() []Driver {
 func (r *Registry) Changed() <-chan struct{} { return r.changed.Wait() }
 
 // Close ends all goroutines of the registry. With stop it stops the drivers' processes too;
-// otherwise they keep running and the next host finds them. It may be called again.
+// otherwise they keep running and the next host finds them. If the host's start has failed, Close stops those that this
+// registry has started, and through which no volume is mounted. It may be called again.
 func (r *Registry) Close(stop bool) error {
 	release, err := r.lock(context.Background())
 	if errors.Is(err, ErrClosed) {
 		return nil
 	}
 	defer release()
-	err = r.stopAll(stop)
+	err = r.stopAll(stop && r.confirmed())
 	r.mu.Lock()
 	r.closed = true
 	r.changed.Notify()
@@ -281,9 +287,15 @@ func (r *Registry) Close(stop bool) error {
 	return err
 }
 
-// StopStarted makes Close stop the processes that this registry has started and through which no volume is
-// mounted. Processes that it found running continue, unless Close stops all.
-func (r *Registry) StopStarted() { r.undo.Store(true) }
+// confirmed says whether the host's start has succeeded.
+func (r *Registry) confirmed() bool {
+	select {
+	case <-r.cfg.Confirmed:
+		return true
+	default:
+		return false
+	}
+}
 
 // stopAll ends all instances in parallel.
 func (r *Registry) stopAll(stopProcess bool) error {

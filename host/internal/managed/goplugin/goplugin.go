@@ -51,7 +51,7 @@ func Start(ctx context.Context, p *managed.Process, cfg *goplugin.ClientConfig,
 	return c, err
 }
 
-// Reattach connects to a plugin that an earlier host has started.
+// Reattach connects to a plugin that an earlier host has started. On an error the plugin runs on.
 func Reattach(ctx context.Context, p *managed.Process, cfg *goplugin.ClientConfig) (*Client, error) {
 	run := newRunner(p)
 	cfg.Plugins = cfg.VersionedPlugins[p.Run.Protocol]
@@ -68,10 +68,11 @@ func connect(ctx context.Context, cfg *goplugin.ClientConfig, run *pluginRunner)
 	defer context.AfterFunc(ctx, run.abort)()
 	defer func() {
 		if err != nil {
-			if !run.process.Found {
-				_ = run.process.Kill(context.WithoutCancel(ctx))
-			}
 			run.detach() // otherwise go-plugin waits for the process
+			if run.process.Found {
+				return // go-plugin's Kill would ask it to end, and it may be as well as before
+			}
+			_ = run.process.Kill(context.WithoutCancel(ctx))
 			c.client.Kill()
 		}
 	}()

@@ -86,7 +86,7 @@ func (d *Doors) serve(ctx context.Context, plugins Plugins, name string) {
 			before.Release()
 		}
 	}()
-	for {
+	for ctx.Err() == nil { // a process that was acquired may not serve
 		now, err := plugins.Acquire(ctx, name)
 		if err != nil {
 			return // the host is stopping, or the plugin is gone

@@ -47,7 +47,7 @@ func openJournal(t *testing.T, dir string) *journal.Journal {
 func serve(t *testing.T, j *journal.Journal) *Services {
 	t.Helper()
 	s := New(Config{Journal: j, Log: hclog.NewNullLogger()})
-	t.Cleanup(func() { _ = s.Close(false) })
+	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
@@ -83,7 +83,7 @@ func TestStateOutlivesTheHost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := first.Close(false); err != nil {
+	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := j.Close(); err != nil {

@@ -63,7 +63,7 @@ type Services struct {
 func New(cfg Config) *Services {
 	s := &Services{
 		cfg: cfg, log: cfg.Log, conns: make(chan net.Conn), links: map[string][]*grpc.ClientConn{},
-		sockets: sockets{open: map[string]map[string]open{}},
+		sockets: sockets{open: map[string][]*listening{}},
 	}
 	s.closing, s.close = context.WithCancel(context.Background())
 	protocols := &http.Protocols{}
@@ -87,22 +87,20 @@ func New(cfg Config) *Services {
 }
 
 // Close ends all connections of plugins and waits for everything that New and Attach have started. The plugins'
-// processes keep their listening sockets. If none is left to (ended), the files of unix sockets are removed.
-func (s *Services) Close(ended bool) error {
+// processes keep their listening sockets.
+func (s *Services) Close() error {
 	s.close()
 	err := s.server.Close()
 	s.running.Wait()
-	return errors.Join(err, s.sockets.closeAll(ended))
+	return errors.Join(err, s.sockets.close())
 }
 
 // errNoFrontend says that the configuration of a plugin is for another kind.
 var errNoFrontend = errors.New("its plugin block has listen or api, which are for the kind frontend: take them out")
 
 // Admit refuses a plugin that its configuration takes for a front door, and that is none.
-func (s *Services) Admit(plugin, kind string) error {
-	s.sockets.mu.Lock()
-	defer s.sockets.mu.Unlock()
-	if _, is := s.sockets.wanted[plugin]; is && kind != frontend.Kind {
+func Admit(door bool, kind string) error {
+	if door && kind != frontend.Kind {
 		return fmt.Errorf("it is of kind %s: %w", kind, errNoFrontend)
 	}
 	return nil
@@ -275,5 +273,5 @@ func handle[Req, Res any](mux *http.ServeMux, method string, do func(plugin stri
 
 // Forget deletes what the host keeps for a plugin, and closes its listening sockets.
 func (s *Services) Forget(plugin string) error {
-	return errors.Join((&states{s.cfg.Journal}).forget(plugin), s.sockets.forget(plugin))
+	return errors.Join((&states{s.cfg.Journal}).forget(plugin), s.Release(plugin, proven))
 }

@@ -58,107 +58,121 @@ func (s Socket) permit() error {
 	return errors.Join(os.Lchown(s.path(), uid, gid), os.Chmod(s.path(), s.Mode))
 }
 
-// sockets are the listening sockets of all plugins. The host keeps them open while it runs, so connections wait in
-// their queues while no process of the plugin accepts any.
+// ErrListen says that a listening socket cannot be opened.
+var ErrListen = errors.New("listen")
+
+// sockets are the listening sockets of all plugins, by plugin. The host keeps them open while it runs, so connections
+// wait in their queues while no process of the plugin accepts any.
 type sockets struct {
-	mu     sync.Mutex
-	wanted map[string][]Socket        // by plugin
-	open   map[string]map[string]open // by plugin and name
+	mu   sync.Mutex
+	open map[string][]*listening
 }
 
-// open is a socket that is open, as it was configured then.
-type open struct {
-	as   Socket
-	file *os.File
+// listening is a socket that is open, until none of its holders is left: the processes that have it, by their tokens,
+// and the plugin itself (proven), which has those of the process that served last.
+type listening struct {
+	Socket
+	file    *os.File
+	holders map[string]bool
 }
 
-// Listen says which plugins are front doors, and their listening sockets. A process has those of its start: the next
-// one gets what has changed.
-func (s *Services) Listen(wanted map[string][]Socket) {
-	s.sockets.mu.Lock()
-	defer s.sockets.mu.Unlock()
-	s.sockets.wanted = wanted
-}
+// proven is the holder of the sockets of the process that serves, or served last.
+const proven = ""
 
-// Listeners returns the listening sockets of a plugin, with their names, for a new process. With all, those that are
-// not open yet, or have changed, are opened, and those that are not configured any more are closed here. The files stay
-// the services'.
-func (s *Services) Listeners(ctx context.Context, plugin string, all bool) (names []string, files []*os.File,
-	err error,
+// Listeners returns the listening sockets of a new process of a plugin, with their names: those that the plugin has
+// open already and, with open, new ones. They are the process's until Release; the files stay the services'. Error:
+// ErrListen, and nothing has changed.
+func (s *Services) Listeners(ctx context.Context, plugin, token string, wanted []Socket, open bool) (names []string,
+	files []*os.File, err error,
 ) {
 	s.sockets.mu.Lock()
 	defer s.sockets.mu.Unlock()
-	wanted := s.sockets.wanted[plugin]
 	for _, want := range wanted {
-		has, is := s.sockets.open[plugin][want.Name]
-		if all && (!is || has.as != want) {
-			if has.file, err = want.replace(ctx, has); err != nil {
-				return nil, nil, fmt.Errorf("listen %q on %s: %w", want.Name, want.Address, err)
-			}
-			s.sockets.keep(plugin, want, has.file)
+		all := s.sockets.open[plugin]
+		n := slices.IndexFunc(all, func(l *listening) bool {
+			return !l.holders[token] && (l.Address == want.Address || want.is(l.file))
+		})
+		if n < 0 && !open {
+			continue
 		}
-		if has.file != nil {
-			names, files = append(names, want.Name), append(files, has.file)
+		_, _, err := process.IDs(want.Owner, want.Group)
+		if err == nil && n < 0 {
+			var file *os.File
+			file, err = want.listen(ctx)
+			n, all = len(all), append(all, &listening{Socket: want, file: file, holders: map[string]bool{}})
+		}
+		if err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("%w %q on %s: %w", ErrListen, want.Name, want.Address, err),
+				s.sockets.release(plugin, token))
+		}
+		s.sockets.open[plugin] = all
+		all[n].holders[token] = true
+		names, files = append(names, want.Name), append(files, all[n].file)
+	}
+	return names, files, nil
+}
+
+// Prove makes the sockets of a process those of the plugin, and gives them the owners and modes of its configuration:
+// from now on it serves. Those that it has not are closed when the processes have ended that have them.
+func (s *Services) Prove(plugin, token string, wanted []Socket) error {
+	s.sockets.mu.Lock()
+	defer s.sockets.mu.Unlock()
+	for _, l := range s.sockets.open[plugin] {
+		n := slices.IndexFunc(wanted, func(w Socket) bool { return w.Address == l.Address || w.is(l.file) })
+		if n < 0 || !l.holders[token] || l.Socket == wanted[n] {
+			continue
+		}
+		if err := wanted[n].permit(); err != nil {
+			return fmt.Errorf("%w %q on %s: %w", ErrListen, wanted[n].Name, wanted[n].Address, err)
+		}
+		l.Socket = wanted[n]
+	}
+	if err := s.sockets.release(plugin, proven); err != nil {
+		s.log.Warn("a listening socket was not closed", "plugin", plugin, "error", err)
+	}
+	for _, l := range s.sockets.open[plugin] {
+		if l.holders[token] {
+			l.holders[proven] = true
 		}
 	}
-	for name, has := range s.sockets.open[plugin] {
-		if all && !slices.ContainsFunc(wanted, func(w Socket) bool { return w.Name == name }) {
-			err = errors.Join(err, has.file.Close())
-			delete(s.sockets.open[plugin], name)
-		}
-	}
-	return names, files, err
+	return nil
 }
 
-// replace returns the socket in place of an open one, which may have no file.
-func (s Socket) replace(ctx context.Context, has open) (*os.File, error) {
-	if has.file != nil && has.as.Address == s.Address {
-		return has.file, s.permit()
-	}
-	file, err := s.listen(ctx)
-	if err == nil && has.file != nil {
-		err = has.file.Close()
-	}
-	return file, err
+// Release closes the sockets that only a process had, which has ended. Without a token they are those of a plugin of
+// which no process is started any more.
+func (s *Services) Release(plugin, token string) error {
+	s.sockets.mu.Lock()
+	defer s.sockets.mu.Unlock()
+	return s.sockets.release(plugin, token)
 }
 
-// keep is called with mu held.
-func (s *sockets) keep(plugin string, as Socket, file *os.File) {
-	if s.open[plugin] == nil {
-		s.open[plugin] = map[string]open{}
-	}
-	s.open[plugin][as.Name] = open{as, file}
-}
-
-// forget closes the sockets of a plugin that has no process any more.
-func (s *sockets) forget(plugin string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.close(plugin, true)
-}
-
-// closeAll closes all sockets here. With ended, no plugin has a process any more.
-func (s *sockets) closeAll(ended bool) (err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for plugin := range s.open {
-		err = errors.Join(err, s.close(plugin, ended))
-	}
-	return err
-}
-
-// close closes the sockets of a plugin here, and with remove removes their files. It is called with mu held.
-func (s *sockets) close(plugin string, remove bool) error {
+// release is called with mu held.
+func (s *sockets) release(plugin, token string) error {
 	var errs []error
-	for _, has := range s.open[plugin] {
-		errs = append(errs, has.file.Close())
-		if path := has.as.path(); path != "" && remove {
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
+	s.open[plugin] = slices.DeleteFunc(s.open[plugin], func(l *listening) bool {
+		if delete(l.holders, token); len(l.holders) > 0 {
+			return false
+		}
+		if l.path() != "" && l.is(l.file) {
+			errs = append(errs, os.Remove(l.path()))
+		}
+		errs = append(errs, l.file.Close())
+		return true
+	})
+	return errors.Join(errs...)
+}
+
+// close closes all sockets here. The processes that have them keep them.
+func (s *sockets) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, all := range s.open {
+		for _, l := range all {
+			errs = append(errs, l.file.Close())
 		}
 	}
-	delete(s.open, plugin)
+	clear(s.open)
 	return errors.Join(errs...)
 }
 
@@ -198,13 +212,11 @@ func (s Socket) listen(ctx context.Context) (*os.File, error) {
 // handOverTimeout bounds the hand-over of a process's sockets.
 const handOverTimeout = 3 * time.Second
 
-// Adopt takes the listening sockets that an earlier host has opened from the process that has them. Those that it has
-// not, or that are no more what the configuration says, are opened when the next process starts.
-func (s *Services) Adopt(ctx context.Context, plugin string, conn grpc.ClientConnInterface) error {
-	s.sockets.mu.Lock()
-	none := len(s.sockets.wanted[plugin]) == 0
-	s.sockets.mu.Unlock()
-	if none {
+// Adopt takes the listening sockets that an earlier host has opened from the process that serves and has them, as far
+// as they are what wanted says.
+func (s *Services) Adopt(ctx context.Context, plugin, token string, wanted []Socket, conn grpc.ClientConnInterface,
+) error {
+	if len(wanted) == 0 {
 		return nil
 	}
 	files, err := handOver(ctx, conn)
@@ -213,18 +225,16 @@ func (s *Services) Adopt(ctx context.Context, plugin string, conn grpc.ClientCon
 	}
 	s.sockets.mu.Lock()
 	defer s.sockets.mu.Unlock()
-	var errs []error
 	for name, file := range files {
-		wanted := s.sockets.wanted[plugin]
-		n := slices.IndexFunc(wanted, func(w Socket) bool { return w.Name == name })
-		if _, is := s.sockets.open[plugin][name]; n < 0 || is || !wanted[n].is(file) {
+		n := slices.IndexFunc(wanted, func(w Socket) bool { return w.Name == name && w.is(file) })
+		if n < 0 {
 			_ = file.Close()
 			continue
 		}
-		s.sockets.keep(plugin, wanted[n], file)
-		errs = append(errs, wanted[n].permit())
+		s.sockets.open[plugin] = append(s.sockets.open[plugin],
+			&listening{wanted[n], file, map[string]bool{token: true, proven: true}})
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // handOver asks a process for its listening sockets. The abstract socket that they come through can be found by any

@@ -48,7 +48,7 @@ func TestSpansOfAPlugin(t *testing.T) {
 			got <- spans
 		},
 	})
-	t.Cleanup(func() { _ = s.Close(false) })
+	t.Cleanup(func() { _ = s.Close() })
 	impl := &recording{}
 	conn := plugintest.Serve(t, sdk.Plugin{Kind: "test.v1", Impl: impl, Register: func(grpc.ServiceRegistrar) {}}).Conn
 	validate := func(traceparent string, spans int) trace.SpanContext {
@@ -109,7 +109,7 @@ func TestSpansAreCut(t *testing.T) {
 		Journal: openJournal(t, t.TempDir()), Log: hclog.NewNullLogger(),
 		Spans: func(_ string, spans []*pluginv1.Span) { got = spans },
 	})
-	t.Cleanup(func() { _ = s.Close(false) })
+	t.Cleanup(func() { _ = s.Close() })
 	long := strings.Repeat("n", 1<<16)
 	if _, err := s.record("page", &pluginv1.RecordRequest{Spans: []*pluginv1.Span{{
 		Name: long, Attributes: map[string]string{long: long, "bad\xff": "\xff"},

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/host/internal/managed"
+	"github.com/pannier/pannier/host/internal/pluginhost/hostservices"
 	"github.com/pannier/pannier/host/internal/system/signing"
 )
 
@@ -38,6 +39,9 @@ type Config struct {
 	Signing signing.Policy
 	// DieWithHost ends the plugins when the host ends, for whatever reason (-dev).
 	DieWithHost bool
+	// Confirmed is closed when the host's start has succeeded. Until then the plugins that an earlier host has left stay
+	// as they are. If it is not closed before Close, that stops only the plugins that this host has started. nil: it is.
+	Confirmed <-chan struct{}
 	// StopPlugins makes Close stop the plugins; otherwise they keep running, and the next host finds them.
 	StopPlugins bool
 	// OrphanTimeout is how long a plugin keeps running without a host. Default 10 m.
@@ -65,18 +69,39 @@ type Config struct {
 
 // Services serves the processes of plugins (package hostservices).
 type Services interface {
-	// Admit refuses a plugin of a kind that its configuration is not for.
-	Admit(plugin, kind string) error
 	// Listeners returns the listening sockets that a process is started with, and their names. With open, those that
-	// are not open are opened.
-	Listeners(ctx context.Context, plugin string, open bool) (names []string, files []*os.File, err error)
+	// are not open are opened. They are the process's until Release.
+	Listeners(ctx context.Context, plugin, token string, wanted []Socket, open bool) (names []string, files []*os.File,
+		err error)
 	// Adopt takes the listening sockets from a process that an earlier host has started.
-	Adopt(ctx context.Context, plugin string, conn grpc.ClientConnInterface) error
+	Adopt(ctx context.Context, plugin, token string, wanted []Socket, conn grpc.ClientConnInterface) error
+	// Prove makes the sockets of a process those of the plugin: it serves now.
+	Prove(plugin, token string, wanted []Socket) error
+	// Release closes the sockets that only a process had, which has ended; without a token, those of the plugin.
+	Release(plugin, token string) error
 	// Attach serves a process of a plugin over its connection until that is closed. It must not block.
 	Attach(plugin string, conn *grpc.ClientConn)
 	// Forget removes what is kept for a plugin, which has no process any more.
 	Forget(plugin string) error
 }
+
+// noServices is a host that has nothing for its plugins.
+type noServices struct{}
+
+func (noServices) Listeners(context.Context, string, string, []Socket, bool) ([]string, []*os.File, error) {
+	return nil, nil, nil
+}
+
+func (noServices) Adopt(context.Context, string, string, []Socket, grpc.ClientConnInterface) error {
+	return nil
+}
+func (noServices) Prove(string, string, []Socket) error { return nil }
+func (noServices) Release(string, string) error         { return nil }
+func (noServices) Attach(string, *grpc.ClientConn)      {}
+func (noServices) Forget(string) error                  { return nil }
+
+// Socket is a listening socket that the host opens for a plugin.
+type Socket = hostservices.Socket
 
 // Restart is the backoff between two starts; default 1 s, 60 s, 60 s.
 type Restart = managed.Restart
@@ -91,9 +116,11 @@ type Plugin struct {
 	// Group that the plugin runs as. Default: the user's.
 	Group  string
 	Limits Limits
-	// Listen describes the listening sockets of Services: another process is started when they change.
-	Listen []string
-	// Config is the body of the config block as a JSON object.
+	// Door says that it is configured as a front door, and Listen are its listening sockets: another process is started
+	// when they change.
+	Door   bool
+	Listen []Socket
+	// Config is the body of the config block as a JSON object. Default: {}.
 	Config []byte
 	// Where is the place of the config block, or else of the whole, as FILE:LINE, for messages; may be empty.
 	Where string
@@ -119,13 +146,16 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	def(&c.OrphanTimeout, 10*time.Minute)
-	def(&c.Restart.Min, time.Second)
-	def(&c.Restart.Max, time.Minute)
-	def(&c.Restart.Stable, time.Minute)
 	def(&c.StartTimeout, 10*time.Second)
 	def(&c.StopTimeout, 10*time.Second)
 	def(&c.DrainTimeout, 5*time.Minute)
 	def(&c.RollbackWindow, 30*time.Second)
+	if c.Services == nil {
+		c.Services = noServices{}
+	}
+	if c.Confirmed == nil {
+		c.Confirmed = managed.Confirmed()
+	}
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
 	}

@@ -29,6 +29,7 @@ type generation struct {
 	outcomes       *outcomes
 	unhealthySince time.Time // zero: it is healthy
 	isCanary       bool      // it gets a part of the calls, and ends at its first fault
+	hangs          bool      // it does not answer calls, which are given up at once when it is replaced
 	degraded       bool      // it fails more calls than the generation before; reported
 
 	abandoned context.Context    // ends when the calls that are left are given up
@@ -59,6 +60,8 @@ func (g *generation) Drain(ctx context.Context, grace *time.Duration) {
 	cfg := g.i.sup.cfg
 	limit := cfg.DrainTimeout
 	switch {
+	case g.hangs:
+		limit = 0
 	case grace != nil:
 		limit = *grace
 	case !g.unhealthySince.IsZero():

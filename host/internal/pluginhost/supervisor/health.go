@@ -73,6 +73,8 @@ func (s *healthStream) next(ctx context.Context) (health, error) {
 
 // Time limits for a running plugin.
 const (
+	// lookForHanging is how often the calls are looked at that a generation on probation has not answered.
+	lookForHanging = 100 * time.Millisecond
 	// defaultSilence is how long a plugin may send no health report before it counts as hung. It promises one
 	// every 30 s.
 	defaultSilence = 75 * time.Second
@@ -92,10 +94,20 @@ func (g *generation) Watch(ctx context.Context) error {
 	} else {
 		unwell.Reset(time.Until(g.unhealthySince.Add(unhealthyFor)))
 	}
+	look := time.NewTicker(lookForHanging)
+	defer look.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-look.C:
+			if !g.isCanary && !g.i.procs.MayGoBack(g.Process, g.Run.SHA256) {
+				look.Stop()
+			} else if g.outcomes.hanging() == "" {
+				continue
+			} else if why := g.judge(); why != nil {
+				return managed.NewAlive(why)
+			}
 		case <-g.outcomes.changed:
 			if why := g.judge(); why != nil {
 				return managed.NewAlive(why)

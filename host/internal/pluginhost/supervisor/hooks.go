@@ -115,7 +115,12 @@ func (i *instance) startFailed(src managed.Source, err error) bool {
 
 // stops says whether the process ends with this instance.
 func (i *instance) stops(p *managed.Process) bool {
-	return i.stopsPlugin() || p != nil && !p.Found && i.sup.undo.Load()
+	select {
+	case <-i.sup.cfg.Confirmed:
+		return i.stopsPlugin()
+	default:
+		return p != nil && !p.Found
+	}
 }
 
 // inherited reads the last events of a process that an earlier host has left, and ends it.
@@ -168,6 +173,9 @@ func (i *instance) report(e managed.Event) {
 	case managed.Detached:
 		i.set(EventStopped, "left running for the next host", func(s *Status) { s.State = Stopped })
 	case managed.Stopped:
+		if i.stops(e.Process) {
+			e.Err = errors.Join(e.Err, i.sup.cfg.Services.Release(i.name, ""))
+		}
 		i.set(EventStopped, errorText(e.Err), func(s *Status) {
 			if s.State = Stopped; gen != nil {
 				s.PID, s.LastError = 0, errorText(e.Err)

@@ -79,17 +79,18 @@ func (i *instance) manage() {
 				return err
 			},
 			Choose: i.chooseNext, Same: i.same, Examine: i.examine, Served: i.serves, OnProbation: i.onProbation,
-			StartFailed: i.startFailed, Stops: i.stops, Inherited: i.inherited, Forget: i.forgetRun, NewMeter: i.newMeter,
+			StartFailed: i.startFailed, Stops: i.stops, Confirmed: i.sup.cfg.Confirmed,
+			Inherited: i.inherited, Forget: i.forgetRun, NewMeter: i.newMeter,
 			Report: i.report,
 		},
 	})
 }
 
-// forgetRun removes the socket and the cursor of a process that is gone.
+// forgetRun removes the sockets and the cursor of a process that is gone.
 func (i *instance) forgetRun(run *managed.Run) error {
 	var err error
 	if run.Process != nil {
-		err = removeCursor(i.sup.dir, run.Process.Token)
+		err = errors.Join(removeCursor(i.sup.dir, run.Process.Token), i.sup.cfg.Services.Release(i.name, run.Process.Token))
 	}
 	if run.Dir != "" {
 		err = errors.Join(err, os.RemoveAll(run.Dir))

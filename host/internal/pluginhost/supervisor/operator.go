@@ -24,9 +24,10 @@ var (
 
 // Swap lets the binary that should run take over now: the highest allowed version in the plugin directory, even if it
 // or its configuration was refused before. The calls of the old process are given up after grace; nil: after 5
-// minutes, or 10 seconds if it is unhealthy or does not answer. It returns the status when callers have moved. Errors:
-// ErrUnknown; ErrNoSwap if that binary runs already; ErrCanary if there is a canary; why the new process could not take
-// over, in which case the old one still serves.
+// minutes, or 10 seconds if it is unhealthy or does not answer. It returns the status when the file's binary serves,
+// also if it did before: the host may have seen the file first. Errors: ErrUnknown; ErrNoSwap if what serves goes on,
+// since it is pinned or there is no file that can run; ErrCanary if there is a canary; why the new process could not
+// take over, in which case the old one still serves.
 func (s *Supervisor) Swap(ctx context.Context, name string, grace *time.Duration) (Status, error) {
 	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		if err := i.noCanary(); err != nil {
@@ -34,7 +35,15 @@ func (s *Supervisor) Swap(ctx context.Context, name string, grace *time.Duration
 		}
 		i.rec.Refused = nil
 		clear(i.unfit)
-		return i.settle(ctx, gen, grace)
+		next, err := i.settle(ctx, gen, grace)
+		if errors.Is(err, ErrNoSwap) {
+			src, problems, _ := i.binaries.candidate()
+			if src.Path != "" && len(problems) == 0 {
+				return nil, nil
+			}
+			err = errors.Join(append([]error{err}, problems...)...)
+		}
+		return next, err
 	})
 }
 

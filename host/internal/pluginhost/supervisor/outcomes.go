@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/bits"
+	"math/rand/v2"
 	"path"
 	"slices"
 	"sync"
@@ -31,7 +32,8 @@ type outcomes struct {
 	methods map[string]tally
 	calls   int
 	worse   bool
-	judged  chan struct{} // open: whether the generation is replaced has not been decided; nil: there is nothing to decide
+	flying  map[*flight]struct{} // the calls that are not answered yet
+	judged  chan struct{}        // open: whether the generation is replaced has not been decided; nil: nothing is to be
 }
 
 // tally counts the calls of one method.
@@ -40,10 +42,19 @@ type tally struct {
 	recent        uint32 // the newest calls, the last one in the lowest bit: 1 is a failed one
 	last          string // why the last one failed
 	at            time.Time
+	answered      time.Time                 // when the last one was answered that did not fail
+	took          [timedCalls]time.Duration // by a sample of the newer ones of these
+	timed         int                       // how many these were
+}
+
+// flight is a call that is not answered yet.
+type flight struct {
+	method string
+	began  time.Time
 }
 
 func newOutcomes() *outcomes {
-	return &outcomes{changed: make(chan struct{}, 1), methods: map[string]tally{}}
+	return &outcomes{changed: make(chan struct{}, 1), methods: map[string]tally{}, flying: map[*flight]struct{}{}}
 }
 
 // The rules for when a generation is worse than the one before it.
@@ -55,6 +66,14 @@ const (
 	comparedCalls = 5
 	// worseBy is by how much the rate of failures must be higher.
 	worseBy = 0.20
+	// hangsAfter, and hangsFactor times the median of the generation before, is how long failuresInRow calls of a method
+	// hang that count as failures, unless one that began with them or later is answered.
+	hangsAfter  = 2 * time.Second
+	hangsFactor = 20
+	// timedCalls is of how many calls of a method the median is taken: one in timedOneIn, since the newest ones alone are
+	// those that the start of the next process has slowed.
+	timedCalls = 32
+	timedOneIn = 8
 	// forgetAfter is how long the failures of a method count that is not called any more.
 	forgetAfter = 10 * time.Minute
 	// provenBy is how many calls a generation must have answered to be proven once the window is over.
@@ -102,18 +121,75 @@ func (o *outcomes) follows(before map[string]tally) {
 	}
 }
 
-// add counts a call. If it failed and is one of those for which the generation may be replaced, add returns a channel
-// that is closed when that is decided; again says that it failed in a canary, and may be repeated at once.
-func (o *outcomes) add(method string, err error) (judged <-chan struct{}, again bool) {
+// begin counts a call as not answered until add or end.
+func (o *outcomes) begin(method string) *flight {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	f := &flight{method, time.Now()}
+	o.flying[f] = struct{}{}
+	return f
+}
+
+// end forgets a call that is not to be counted.
+func (o *outcomes) end(f *flight) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.flying, f)
+}
+
+// hadTime says whether a call that its caller has given up had the time that it takes in the generation before. Else
+// its failure says nothing: as a repeated one, it had only what another process has left.
+func (o *outcomes) hadTime(ctx context.Context, f *flight) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	until := time.Now()
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(until) {
+		until = deadline
+	}
+	return until.Sub(f.began) >= o.baseline(f.method).median()
+}
+
+// hanging says that calls of a method hang, which the generation before answered; empty: none do.
+func (o *outcomes) hanging() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	hang := map[string]int{}
+	for f := range o.flying {
+		median := o.baseline(f.method).median()
+		limit := max(hangsAfter, hangsFactor*median)
+		if median == 0 || time.Since(f.began) < limit || o.methods[f.method].answered.After(f.began) {
+			continue
+		}
+		if hang[f.method]++; hang[f.method] == failuresInRow {
+			return fmt.Sprintf("%d calls of %s have not been answered for %v, and the generation before took %v (median)",
+				failuresInRow, path.Base(f.method), limit, median.Round(time.Microsecond))
+		}
+	}
+	return ""
+}
+
+// add counts a call. If it failed and is one of those for which the generation may be replaced, add returns a channel
+// that is closed when that is decided; again says that it failed in a canary, and may be repeated at once.
+func (o *outcomes) add(f *flight, err error) (judged <-chan struct{}, again bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.flying, f)
+	method := f.method
 	t, b := o.methods[method], o.baseline(method)
 	failed := isFailure(err, b)
 	t.calls++
 	t.recent <<= 1
 	t.at = time.Now()
 	o.calls++
-	if failed {
+	if !failed {
+		t.answered = t.at
+		if t.timed < timedCalls {
+			t.took[t.timed] = t.at.Sub(f.began)
+		} else if rand.IntN(timedOneIn) == 0 {
+			t.took[rand.IntN(timedCalls)] = t.at.Sub(f.began)
+		}
+		t.timed++
+	} else {
 		t.failed++
 		t.recent |= 1
 		s := status.Convert(err)
@@ -177,6 +253,16 @@ func (t tally) newest() (failed, calls int) {
 	return bits.OnesCount32(t.recent), min(t.calls, kept)
 }
 
+// median returns how long the calls took that did not fail; 0: there were too few.
+func (t tally) median() time.Duration {
+	if t.timed < comparedCalls {
+		return 0
+	}
+	took := t.took[:min(t.timed, timedCalls)] // of a copy
+	slices.Sort(took)
+	return max(took[len(took)/2], 1)
+}
+
 func (t tally) worseThan(b tally) bool {
 	inRow := bits.TrailingZeros32(^t.recent)
 	if inRow >= failuresInRow && b.failed == 0 {
@@ -234,18 +320,26 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.gen.abandoned, cancel)() //nolint:contextcheck // also ends with the process
-	began := time.Now()
+	if ctx.Err() != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	f := c.gen.outcomes.begin(method)
 	var trailer metadata.MD
 	err := c.ClientConn.Invoke(inner, method, args, reply, append(opts, grpc.Trailer(&trailer))...)
-	c.gen.i.sup.called(c.gen, method, err, time.Since(began))
-	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.gen.abandoned.Err() != nil {
+	c.gen.i.sup.called(c.gen, method, err, time.Since(f.began))
+	switch given := ctx.Err() != nil; {
+	case status.Code(err) == codes.Canceled && !given && c.gen.abandoned.Err() != nil:
+		c.gen.outcomes.end(f)
 		return replaced{errAbandoned}
+	case given && !c.gen.outcomes.hadTime(ctx, f):
+		c.gen.outcomes.end(f)
+		return err
 	}
 	own := err
 	if len(trailer.Get(wire.RelayedKey)) > 0 {
 		own = nil // the plugin has done its part: it passed on a driver's error
 	}
-	judged, again := c.gen.outcomes.add(method, own)
+	judged, again := c.gen.outcomes.add(f, own)
 	switch {
 	case again && ctx.Err() == nil:
 		return replaced{err}
@@ -266,6 +360,9 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 // it.
 func (g *generation) judge() error {
 	why := g.outcomes.degraded()
+	if hanging := g.outcomes.hanging(); hanging != "" {
+		why, g.hangs = hanging, true
+	}
 	switch {
 	case why != "" && (g.isCanary || g.i.procs.MayGoBack(g.Process, g.Run.SHA256)):
 		return errors.New(why)

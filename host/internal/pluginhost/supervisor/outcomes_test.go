@@ -75,6 +75,76 @@ func TestHangingGenerationIsRolledBack(t *testing.T) {
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.2.3" })
 }
 
+// Calls that hang count before their callers give up: the binary is replaced, and the calls are repeated.
+func TestHangingCallsAreNoticed(t *testing.T) {
+	t.Parallel()
+	for _, canary := range []bool{false, true} {
+		t.Run(fmt.Sprintf("canary %t", canary), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			s := w.open()
+			l := startLoad(t, s, 200)
+			waitFor(t, "calls", func() bool { return l.calls.Load() > 20 })
+			if canary {
+				_, err := s.Pin(within(t), "fixture", "")
+				w.must(err)
+			}
+			w.put("fixture", "hangs-in-calls", "2.0.0")
+			bad := sumOf(t, w.cfg.PluginDir+"/fixture")
+			if canary {
+				_, err := s.Canary(within(t), "fixture", 50)
+				w.must(err)
+				if _, err := s.Promote(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrCanary) ||
+					!strings.Contains(err.Error(), "answered no call") {
+					t.Errorf("a canary that has answered nothing was promoted: %v", err)
+				}
+			}
+			st := await(t, s, "fixture", func(st supervisor.Status) bool {
+				return strings.Contains(st.Refused[bad], "not been answered") && st.Version == "1.2.3" &&
+					st.State == supervisor.Running && st.Canary == nil
+			})
+			answered := l.calls.Load()
+			waitFor(t, "calls after it", func() bool { return l.calls.Load() > answered+20 })
+			l.end()
+			w.settled(s)
+			if n := l.failed.Load(); n > 0 {
+				t.Errorf("%d calls failed, with %v", n, l.err)
+			}
+			if now := status(t, s, "fixture"); now.Degraded != "" || w.count(supervisor.EventDegraded) != 0 {
+				t.Errorf("the good binary is called degraded: %+v; it was %+v", now, st)
+			}
+		})
+	}
+}
+
+// A call that is repeated when its caller has no time left counts against nobody.
+func TestCallsWithoutTimeAreNotCounted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.open()
+	for range 10 {
+		mustCall(t, s, "fixture", "sleep 50ms")
+	}
+	w.put("fixture", "good", "2.0.0")
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "2.0.0" })
+	before := status(t, s, "fixture").Calls
+	for _, left := range []time.Duration{-time.Second, 5 * time.Millisecond, 5 * time.Millisecond, 5 * time.Millisecond} {
+		handle, err := s.Acquire(within(t), "fixture")
+		w.must(err)
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		_, err = storage.NewClient(handle.Conn).Attach(ctx, storage.Driver{ID: "d"},
+			storage.AttachRequest{Volume: storage.Volume{Name: "sleep 10s"}})
+		cancel()
+		handle.Release()
+		if grpcstatus.Code(err) != codes.DeadlineExceeded {
+			t.Fatalf("a call with %v left: %v", left, err)
+		}
+	}
+	if st := status(t, s, "fixture"); st.Calls != before || st.FailedCalls != 0 || st.Version != "2.0.0" {
+		t.Errorf("calls that had no time are counted: %+v", st)
+	}
+}
+
 // What fails as often in the generation before is not the new one's fault.
 func TestFailuresOfBothGenerations(t *testing.T) {
 	t.Parallel()

@@ -34,7 +34,7 @@ func TestProbation(t *testing.T) {
 		i.rec.Pinned = row.pinned
 		gen := &generation{i: i, outcomes: newOutcomes()}
 		for range row.calls {
-			gen.outcomes.add("a method", nil)
+			gen.outcomes.add(gen.outcomes.begin("a method"), nil)
 		}
 		p := &managed.Process{Run: &managed.Run{SHA256: "own", PinnedBefore: row.before}, Conn: gen}
 		if row.since > 0 {

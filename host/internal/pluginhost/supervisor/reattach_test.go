@@ -13,11 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
+	"golang.org/x/sys/unix"
 )
 
 // hostProcess is a real host process that tests kill.
@@ -33,11 +32,12 @@ func (w *world) host(args ...string) *hostProcess {
 	w.t.Helper()
 	arg, err := json.Marshal(struct {
 		supervisor.Config
-		Logger        any `json:",omitempty"` // these five hide the ones that are not data
+		Logger        any `json:",omitempty"` // these six hide the ones that are not data
 		OnEvent       any `json:",omitempty"`
 		OnPluginEvent any `json:",omitempty"`
 		Probe         any `json:",omitempty"`
 		Dial          any `json:",omitempty"`
+		Confirmed     any `json:",omitempty"`
 	}{Config: w.cfg})
 	if err != nil {
 		w.t.Fatal(err)
@@ -134,6 +134,48 @@ func TestCloseLeavesPluginsRunning(t *testing.T) {
 	})
 	if after := mustCall(t, second, "fixture", ""); after["pid"] == before["pid"] {
 		t.Error("not replaced")
+	}
+}
+
+// A host whose start has not succeeded leaves the plugin as it was, whenever it is closed, also one that it would
+// replace.
+func TestUnconfirmedHostEndsNothing(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(w *world){
+		"a socket that is gone": func(w *world) { removeAll(w.t, w.cfg.DataDir+"/plugins/run/*/plugin*") },
+		"other arguments": func(w *world) {
+			w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"good", "new"}})
+		},
+		"nothing": func(*world) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.cfg.StopPlugins = false
+			h := w.host()
+			pid := h.up()
+			h.kill()
+			change(w)
+			w.cfg.StopPlugins, w.cfg.Confirmed = true, make(chan struct{})
+			const rounds = 30
+			for i := range rounds {
+				s := w.open()
+				switch {
+				case i > 0:
+					time.Sleep(time.Duration(i) * 200 * time.Microsecond) // to be anywhere in a reattachment
+				case name == "a socket that is gone":
+					waitFor(t, "the failed reattachment", func() bool { return strings.Contains(w.log.String(), "is replaced") })
+				default:
+					mustCall(t, s, "fixture", "")
+				}
+				s.Close()
+				if pids := w.pids(); len(pids) != 1 || pids[0] != pid {
+					t.Fatalf("round %d: the next host finds processes %v, want %d", i, pids, pid)
+				}
+			}
+			w.cfg.Confirmed = nil
+			w.settled(w.open())
+		})
 	}
 }
 

@@ -79,7 +79,7 @@ func (s *Supervisor) forget(i *instance) error {
 		err = fmt.Errorf("plugin %q could not be ended: %s", i.name, i.snapshot().LastError)
 	} else if gone := os.Remove(recordPath(s.dir, i.name)); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
 		err = fmt.Errorf("forget plugin %q: %w", i.name, gone)
-	} else if s.cfg.Services != nil {
+	} else {
 		err = s.cfg.Services.Forget(i.name)
 	}
 	if err == nil {

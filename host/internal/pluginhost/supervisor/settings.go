@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/pannier/pannier/host/internal/managed"
+	"github.com/pannier/pannier/host/internal/pluginhost/hostservices"
 )
 
 // settings are what a process gets from its plugin's configuration when it starts. Those with which a copy served are
@@ -21,7 +22,7 @@ type settings struct {
 	Group  string   `json:"group"`
 	Limits Limits   `json:"limits"`
 	Config []byte   `json:"config"`
-	Listen []string `json:"listen"`
+	Listen []Socket `json:"sockets"`
 }
 
 func (p Plugin) settings() settings {
@@ -81,7 +82,7 @@ func (i *instance) recorded(sha string) (settings, bool) {
 // and when an operator asks for it.
 func (i *instance) refuseSettings(sha string, err error) bool {
 	was, ok := i.recorded(sha)
-	if !ok || i.unfit[sha] || isDuplicate(err) != "" || managed.IsNotTried(err) || errors.Is(err, managed.ErrChecksum) {
+	if !ok || i.unfit[sha] || isDuplicate(err) != "" || managed.IsNotTried(err) && !errors.Is(err, hostservices.ErrListen) || errors.Is(err, managed.ErrChecksum) {
 		return false
 	}
 	changed := i.spec.settings().differences(was)

@@ -50,7 +50,6 @@ type Supervisor struct {
 	busy            managed.BusyRule
 
 	stopToo atomic.Bool // StopWithHost
-	undo    atomic.Bool // StopStarted
 	leave   atomic.Bool // LeaveWithHost
 	closing chan struct{}
 	close   sync.Once
@@ -211,10 +210,6 @@ func (s *Supervisor) Close() error {
 
 // StopWithHost makes Close stop the plugins, whatever the configuration says.
 func (s *Supervisor) StopWithHost() { s.stopToo.Store(true) }
-
-// StopStarted makes Close stop the plugins that this supervisor has started, whatever the configuration says.
-// Plugins that it found running continue, unless the configuration says otherwise.
-func (s *Supervisor) StopStarted() { s.undo.Store(true) }
 
 // LeaveWithHost makes Close leave the plugins running, whatever the configuration says: the next host is about to find
 // them.

@@ -1,20 +1,24 @@
 package supervisor_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
 func TestPluginComesUp(t *testing.T) {
@@ -291,5 +295,27 @@ func TestRunsAsAnotherUser(t *testing.T) {
 	data, err := os.ReadFile("/proc/" + answer["pid"] + "/status")
 	if err != nil || !strings.Contains(string(data), "Uid:\t65534\t65534") {
 		t.Errorf("%v\n%s", err, data)
+	}
+}
+
+// A plugin without a config block gets an empty object, also one that is not made with the SDK, which would replace
+// nothing by it.
+func TestPluginWithoutConfiguration(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var got atomic.Value
+	w.cfg.Dial = func(string, uint64) []grpc.DialOption {
+		return []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any,
+			cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+		) error {
+			if c, ok := req.(*pluginv1.ConfigureRequest); ok {
+				got.Store(string(c.GetConfig()))
+			}
+			return call(ctx, method, req, reply, cc, opts...)
+		})}
+	}
+	mustCall(t, w.open(), "fixture", "")
+	if got.Load() != "{}" {
+		t.Errorf("it got %q", got.Load())
 	}
 }

@@ -240,8 +240,19 @@ func TestOperatorRequests(t *testing.T) {
 	if _, err := s.Rollback(within(t), "fixture", "", nil); !errors.Is(err, supervisor.ErrNoCopy) {
 		t.Errorf("rolled back to nothing: %v", err)
 	}
-	if _, err := s.Swap(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrNoSwap) {
-		t.Errorf("swapped to itself: %v", err)
+	if st, err := s.Swap(within(t), "fixture", nil); err != nil || st.SHA256 != first || st.Generation != 1 {
+		t.Errorf("swapped to itself: %v, %+v", err, st)
+	}
+	for n := range 8 { // whether the host has seen the file first or not
+		want := fmt.Sprintf("1.2.%d", 10+n)
+		w.put("fixture", "good", want)
+		if st, err := s.Swap(within(t), "fixture", nil); err != nil || st.Version != want {
+			t.Errorf("a swap right after the file has come: %v, %+v", err, st)
+		}
+	}
+	w.install("fixture")
+	if st, err := s.Swap(within(t), "fixture", nil); err != nil || st.SHA256 != first {
+		t.Errorf("swapped back: %v, %+v", err, st)
 	}
 	if _, err := s.Swap(within(t), "nobody", nil); !errors.Is(err, supervisor.ErrUnknown) {
 		t.Errorf("swapped an unknown plugin: %v", err)

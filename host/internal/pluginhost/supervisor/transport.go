@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/managed"
 	client "github.com/pannier/pannier/host/internal/managed/goplugin"
+	"github.com/pannier/pannier/host/internal/pluginhost/hostservices"
 	"github.com/pannier/pannier/host/internal/system/process"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
@@ -31,16 +33,12 @@ type transport struct{ *instance }
 // Start starts a process and brings it up.
 func (i transport) Start(ctx context.Context, p *managed.Process, bin managed.Binary, fork func(process.Spec) error,
 ) (managed.Conn, error) {
-	// One that is only verified opens no sockets.
-	var sockets []string
-	var files []*os.File
-	if s := i.sup.cfg.Services; s != nil {
-		var err error
-		if sockets, files, err = s.Listeners(ctx, i.name, i.path == ""); err != nil {
-			return nil, managed.NewNotTried(err) // which says nothing about the binary
-		}
-	}
 	token := process.NewToken()
+	// One that is only verified opens no sockets.
+	sockets, files, err := i.sup.cfg.Services.Listeners(ctx, i.name, token, i.spec.Listen, i.path == "")
+	if err != nil {
+		return nil, managed.NewNotTried(err) // which says nothing about the binary
+	}
 	cfg := i.clientConfig(token, p.Run.Number)
 	cfg.StartTimeout = i.sup.cfg.StartTimeout
 	cfg.SkipHostEnv = true
@@ -65,6 +63,9 @@ func (i transport) Start(ctx context.Context, p *managed.Process, bin managed.Bi
 		}, i.issue(token, p.Run.Dir, bundle)
 	}, fork)
 	if err != nil {
+		if p.Run.Process == nil { // nothing was started, and nothing will end
+			err = errors.Join(err, i.sup.cfg.Services.Release(i.name, token))
+		}
 		return nil, err
 	}
 	return i.connected(ctx, p, c, i.binaries.promised)
@@ -84,8 +85,10 @@ func (i transport) Reattach(ctx context.Context, p *managed.Process) (managed.Co
 		return nil, err
 	}
 	conn, err := i.connected(ctx, p, c, nil)
-	if err == nil && i.sup.cfg.Services != nil {
-		if err = i.sup.cfg.Services.Adopt(ctx, i.name, c.Conn); err != nil {
+	if err == nil {
+		sockets := slices.Concat(i.spec.Listen, i.wanted.Listen)
+		err = i.sup.cfg.Services.Adopt(ctx, i.name, p.Run.Process.Token, sockets, c.Conn)
+		if err != nil {
 			conn.Close()
 			return nil, err
 		}
@@ -100,9 +103,7 @@ func (i transport) connected(ctx context.Context, p *managed.Process, c *client.
 		Process: p, Users: managed.NewUsers(), i: i.instance, client: c, conn: c.Conn,
 		api: pluginv1.NewPluginServiceClient(c.Conn), outcomes: newOutcomes(),
 	}
-	if i.sup.cfg.Services != nil {
-		i.sup.cfg.Services.Attach(i.name, gen.conn)
-	}
+	i.sup.cfg.Services.Attach(i.name, gen.conn)
 	gen.abandoned, gen.abandon = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	if gen.firstHealth, err = gen.bringUp(ctx, promised); err != nil {
@@ -121,6 +122,9 @@ func (i transport) connected(ctx context.Context, p *managed.Process, c *client.
 // Move lets callers use another generation. The events of both are read while both exist.
 func (i transport) Move(ctx context.Context, from, to *managed.Process, swap *Swap, grace *time.Duration) error {
 	old, next := of(from), of(to)
+	if err := i.sup.cfg.Services.Prove(i.name, to.Run.Process.Token, i.spec.Listen); err != nil {
+		return managed.NewNotTried(err)
+	}
 	if old != nil && swap.Canary == 0 {
 		next.outcomes.before = old.outcomes.tallies()
 		if swap.Rollback || swap.Restart { // not to be compared with what it replaces
@@ -243,10 +247,8 @@ func (g *generation) bringUp(ctx context.Context, promised *version.Version) (fi
 		return first, managed.NewPermanent(err)
 	}
 	g.Run.Kind, g.Run.Version = info.GetKind(), info.GetVersion()
-	if i.sup.cfg.Services != nil {
-		if err := i.sup.cfg.Services.Admit(i.name, g.Run.Kind); err != nil {
-			return first, managed.NewPermanent(err)
-		}
+	if err := hostservices.Admit(i.spec.Door, g.Run.Kind); err != nil {
+		return first, managed.NewPermanent(err)
 	}
 	g.identity = identityOf(g.Run.Kind, info.GetName(), g.Run.SHA256)
 	i.rec.is(g.Run.SHA256, g.identity)
@@ -254,10 +256,14 @@ func (g *generation) bringUp(ctx context.Context, promised *version.Version) (fi
 		return first, err
 	}
 	if g.Run.Address == "" { // otherwise it has come up before, and keeps the configuration that it has
-		if _, err := g.api.Validate(ctx, &pluginv1.ValidateRequest{Config: i.spec.Config}); err != nil {
+		config := i.spec.Config
+		if len(config) == 0 {
+			config = []byte("{}")
+		}
+		if _, err := g.api.Validate(ctx, &pluginv1.ValidateRequest{Config: config}); err != nil {
 			return first, callError("validate the configuration", err)
 		}
-		if _, err := g.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: i.spec.Config}); err != nil {
+		if _, err := g.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: config}); err != nil {
 			return first, callError("configure", err)
 		}
 	}
