@@ -55,6 +55,14 @@ var ofPluginFiles = []attack{
 		pkg:   installPkg, run: "^TestRefused$",
 	},
 	{
+		who: pluginServer, tries: "fill the disk with an archive of 200 bytes, whose file is a hole of 8 GiB",
+		stops: "nothing of an archive is read before its checksum is proven, or unpacked at all; holes count as bytes",
+		pkg:   installPkg, run: "^TestHugeArchive$",
+		worked: "7e0896a: a hole, an archive of 186 bytes: it is neither a Linux program nor a script (after 64 MiB were " +
+			"written, with a bound of 1 MiB)",
+		remains: "up to 1 GiB of one plugin's file, or 4 GiB of the archive itself, until its signature is checked",
+	},
+	{
 		who: pluginFile, tries: "leave the host without storage: delete the file of a plugin, or its x bits",
 		stops: "the copy that served goes on over restarts of the agent, until `pannier plugin remove`; event and status",
 		pkg:   supervisorPkg, run: "^TestAFileIsGone$",
