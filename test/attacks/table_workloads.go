@@ -39,4 +39,13 @@ var ofWorkloads = []attack{
 		pkg:   "./host/internal/system/owner", run: "^FuzzContainerNames$",
 		remains: "a user with containers of its own names them; the name may be that of another's",
 	},
+	{
+		who: "whoever may register a proxy or write its configuration in Consul",
+		tries: "take the host's CPU and memory by a template of 27 bytes (`envoy_bootstrap_json_tpl`), in the plugin of " +
+			"all workloads",
+		stops: "a process of its own executes a template, two at a time, with bounds of CPU, memory and output",
+		pkg:   "./plugins/envoy-bootstrap/internal/envoy", run: "^TestTemplateWithoutEnd$",
+		worked:  "7e0896a: it ended after 89 s and 3.9 GB (want the JSON of envoy.config.bootstrap.v3.Bootstrap)",
+		remains: "2 s of CPU for each start, and for each retry of a changed specification",
+	},
 }
