@@ -156,7 +156,7 @@ func (s *Server) services() http.Handler {
 	mux := http.NewServeMux()
 	options := connect.WithHandlerOptions(
 		connect.WithInterceptors(append(s.cfg.Traces.Connect(), interceptor{s})...),
-		connect.WithCodec(strictJSON{}),
+		connect.WithHandlerOptions(codecs()...),
 		connect.WithReadMaxBytes(maxRequest),
 		connect.WithCompressMinBytes(compressMin),
 		connect.WithRecover(s.recovered),
