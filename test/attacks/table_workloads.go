@@ -48,4 +48,18 @@ var ofWorkloads = []attack{
 		worked:  "7e0896a: it ended after 89 s and 3.9 GB (want the JSON of envoy.config.bootstrap.v3.Bootstrap)",
 		remains: "2 s of CPU for each start, and for each retry of a changed specification",
 	},
+	{
+		who:   "a user of the unix socket who may only start workloads",
+		tries: "have the agent kill a process of root, which got the PID of the one that connected",
+		stops: "a peer is known by `SO_PEERPIDFD` and its start time, when it connects and whenever it is looked for",
+		pkg:   "./host/internal/system/process", run: "^TestPIDOfAPeerIsReused$",
+		worked:  "7e0896a: process 12599 is found for the peer that has ended: <nil>",
+		remains: "before Linux 6.5: a PID that is used again before the connection is accepted",
+	},
+	{
+		who:   "a user of the unix socket who may only start workloads",
+		tries: "name a process as its workload's that has the PID of the workload's owner",
+		stops: "an owner is compared by its start time, too",
+		pkg:   "./host/internal/workload", run: "^TestALaterProcessIsNoOwner$",
+	},
 }

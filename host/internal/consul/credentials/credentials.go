@@ -160,6 +160,8 @@ func identify(conn net.Conn) (r request, err error) {
 	}
 	r.pid, r.uid = int(peer.Pid), peer.Uid
 	switch groups := groupsOf(r.pid); {
+	case !peer.Process.Lives(): // after the look, or the groups could be those of a later process
+		return r, errors.New("it has ended, or is in a PID namespace that the agent does not see")
 	case !named:
 		return r, errors.New("its address names no unit: only systemd asks here, for units with LoadCredential=")
 	case r.uid != 0:
