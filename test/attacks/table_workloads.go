@@ -62,4 +62,11 @@ var ofWorkloads = []attack{
 		stops: "an owner is compared by its start time, too",
 		pkg:   "./host/internal/workload", run: "^TestALaterProcessIsNoOwner$",
 	},
+	{
+		who: workloadUser, tries: "fill the tmpfs of all workloads' tokens, so that none is renewed and no workload starts",
+		stops: "each workload has a tmpfs of its own, of 1 MiB and 1,024 files, also where `secrets_dir` is on one",
+		pkg:   "./host/internal/consul/secretsdir", run: "^TestAFullTmpfs$",
+		worked:  "7e0896a: another workload: the secrets directory is full: no space left on device",
+		remains: "an agent that is not root mounts nothing: its workloads have its own user",
+	},
 }

@@ -204,7 +204,7 @@ func TestRenewalOnAFullDisk(t *testing.T) {
 	check.NoError(t, unix.Mount("small", dir, "tmpfs", 0, "size=64k"))
 	h.start(t, withServices(spec("w"), sidecar("web")))
 	filler := filepath.Join(dir, "default", "w", "web", "filler")
-	_ = os.WriteFile(filler, make([]byte, 64<<10), 0o600)
+	_ = os.WriteFile(filler, make([]byte, 2<<20), 0o600)
 	check.NoError(t, h.consul.forget())
 	w := h.eventually(t, "w", "failing",
 		func(w Workload) bool { return strings.Contains(w.Services[0].Message, secretsdir.ErrFull.Error()) })
