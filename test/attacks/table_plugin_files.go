@@ -73,4 +73,11 @@ var ofPluginFiles = []attack{
 		stops: "the kept copy releases the volumes; `pannier plugin remove` names the workloads that depend on a plugin",
 		pkg:   "./test/suite/e2e", run: "^TestThePluginsFileIsDeleted$",
 	},
+	{
+		who:   "the user to whom a front door's socket belongs, or as whom a plugin runs",
+		tries: "get a file of root by a link in the place of the socket, or of the plugin's certificate",
+		stops: "owners and modes are set by a descriptor, of what has the type and the one name that was made",
+		pkg:   "./host/internal/pluginhost/hostservices", run: "^TestSocketThatItsOwnerHasReplaced$",
+		worked: "7e0896a: <nil>; root's file is of user 0, mode 0100666",
+	},
 }

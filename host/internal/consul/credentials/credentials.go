@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"slices"
@@ -24,6 +25,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/procfs"
+	"github.com/pannier/pannier/internal/trusted"
 	"github.com/pannier/pannier/internal/unixsocket"
 )
 
@@ -64,7 +66,7 @@ func Serve(ctx context.Context, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for units that load credentials: %w", err)
 	}
-	if err := os.Chmod(cfg.Path, 0o600); err != nil {
+	if err := trusted.Permit(cfg.Path, fs.ModeSocket, 0o600, -1, -1); err != nil {
 		return nil, errors.Join(fmt.Errorf("set who may load credentials: %w", err), l.Close())
 	}
 	s := &Server{cfg: cfg, listener: l}

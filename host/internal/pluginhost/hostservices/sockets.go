@@ -55,7 +55,7 @@ func (s Socket) permit() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.Lchown(s.path(), uid, gid), os.Chmod(s.path(), s.Mode))
+	return trusted.Permit(s.path(), fs.ModeSocket, s.Mode, uid, gid)
 }
 
 // sockets are the listening sockets of all plugins. The host keeps them open while it runs, so connections wait in
