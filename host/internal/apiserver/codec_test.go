@@ -87,3 +87,22 @@ func (c *counted) Read(p []byte) (int, error) {
 	c.n += n
 	return n, err
 }
+
+// What a request is in memory is bounded, in each encoding, and what is accepted in one is the same in the other.
+func FuzzRequest(f *testing.F) {
+	f.Add([]byte(`{"spec":{"id":"w","volumes":[{"name":"a"},{}],"meta":{"a":"b"}}}`), true)
+	f.Add([]byte{0x0a, 0x04, 0x2a, 0x02, 0x0a, 0x00}, false)
+	f.Fuzz(func(t *testing.T, data []byte, isJSON bool) {
+		var m, again hostv1.CheckWorkloadRequest
+		if decode(data, &m, isJSON) != nil {
+			return
+		}
+		if n := messages(m.ProtoReflect()); n > maxNodes+1 {
+			t.Errorf("%d messages were made", n)
+		}
+		wire := check.Must(proto.Marshal(&m))(t)
+		if err := decode(wire, &again, false); err != nil || !proto.Equal(&m, &again) {
+			t.Errorf("%v is read again as %v, %v", &m, &again, err)
+		}
+	})
+}
