@@ -63,8 +63,8 @@ func MkdirAll(path string, mode fs.FileMode) error {
 	return File(path) // in a sticky directory another user may have been faster
 }
 
-// Permit gives what was made at a path a mode (0: it stays), an owner and a group (-1: they stay). It is an error if the
-// path is not of that type any more, or has another name: a user who can replace it, as the owner of an entry in a
+// Permit gives what was made at a path a mode (0: it stays), an owner and a group (-1: they stay). It is an error if
+// the path is not of that type any more, or has another name: a user who can replace it, as the owner of an entry in a
 // sticky directory, would get the rights to another file by a link.
 func Permit(path string, kind, mode fs.FileMode, uid, gid int) error {
 	const byDescriptor = 0x200000 // O_PATH (open(2)), which the standard library has not

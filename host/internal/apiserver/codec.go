@@ -54,7 +54,7 @@ func (c codec) Unmarshal(data []byte, message any) error {
 
 // decode counts a request's nodes before it makes any of them.
 func decode(data []byte, m proto.Message, isJSON bool) error {
-	n := 0
+	var n int
 	if isJSON {
 		n = jsonNodes(data)
 	} else {

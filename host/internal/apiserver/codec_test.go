@@ -28,7 +28,8 @@ func TestManySmallParts(t *testing.T) {
 	api := s.apiHandler()
 	const size = maxRequest - 64
 	document := `{"spec":{"volumes":[{}` + strings.Repeat(",{}", size/3) + `]}}`
-	wire, err := proto.Marshal(&hostv1.CheckWorkloadRequest{Spec: &hostv1.WorkloadSpec{Volumes: make([]*hostv1.VolumeRequest, size/2)}})
+	many := &hostv1.WorkloadSpec{Volumes: make([]*hostv1.VolumeRequest, size/2)}
+	wire, err := proto.Marshal(&hostv1.CheckWorkloadRequest{Spec: many})
 	check.NoError(t, err)
 	for kind, body := range map[string]string{
 		"application/json": document, "application/json; charset=utf-8": document, "application/proto": string(wire),

@@ -26,9 +26,9 @@ const (
 // that; and of one that the leader answers and this agent would not: the leader may know more of the caller's token.
 const maxUnknown = 64 << 10
 
-// gate checks the caller of a request, and whether it has the call's permissions anywhere, before it reads a body, and bounds what is held of requests: bytes, in all and by
-// caller, and the time in which a body must arrive. The interceptor checks what the request asks for. Root on the unix
-// socket is not bounded.
+// gate checks the caller of a request, and whether it has the call's permissions anywhere, before it reads a body, and
+// bounds what is held of requests: bytes, in all and by caller, and the time in which a body must arrive. The
+// interceptor checks what the request asks for. Root on the unix socket is not bounded.
 func (s *Server) gate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b := &body{ReadCloser: r.Body, control: http.NewResponseController(w)}

@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// A user who may mount by sudo, and whose folder has the mount point, cannot lead the mount elsewhere by a link that takes
-// the mount point's place after the helper has looked at it.
+// A user who may mount by sudo, and whose folder has the mount point, cannot lead the mount elsewhere by a link that
+// takes the mount point's place after the helper has looked at it.
 func TestMountPointThatIsReplaced(t *testing.T) {
 	testbin.RequireRoot(t, "mounts, and folders of other users")
 	runtime.LockOSThread() // and its mount namespace ends with the thread

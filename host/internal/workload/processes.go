@@ -25,8 +25,8 @@ const ownerGrace = 35 * time.Second
 
 // Running notes the process of a workload, which is released when that process ends. caller is the process that names
 // it, without a PID if the workload has no owner: a stop kills the workload's process and all others in its mount
-// namespace, so only the owner may name it, and no later process with the owner's PID. After an error the process must not begin: its volumes are not mounted, or not for it.
-// Errors: ErrNotOwner; ErrConflict; process.ErrGone.
+// namespace, so only the owner may name it, and no later process with the owner's PID. After an error the process must
+// not begin: its volumes are not mounted, or not for it. Errors: ErrNotOwner; ErrConflict; process.ErrGone.
 func (m *Manager) Running(ref claim.WorkloadRef, pid int, caller process.Ref) error {
 	i, err := m.known.find(ref)
 	if err != nil {
@@ -55,7 +55,9 @@ func (m *Manager) Running(ref claim.WorkloadRef, pid int, caller process.Ref) er
 }
 
 // ProxyEnded notes that the proxy of a service has ended; caller is as in Running.
-func (m *Manager) ProxyEnded(ref claim.WorkloadRef, caller process.Ref, service string, restarts int, how string) error {
+func (m *Manager) ProxyEnded(ref claim.WorkloadRef, caller process.Ref, service string, restarts int,
+	how string,
+) error {
 	i, err := m.known.find(ref)
 	if err != nil {
 		return err

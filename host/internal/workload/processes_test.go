@@ -117,7 +117,8 @@ func TestOwnerNamesNoneInASharedNamespace(t *testing.T) {
 	}
 }
 
-// A later process with the owner's PID is not the owner: it has not started the workload, and is not to be killed with it.
+// A later process with the owner's PID is not the owner: it has not started the workload, and is not to be killed with
+// it.
 func TestALaterProcessIsNoOwner(t *testing.T) {
 	h, owner := newHost(t), runScript(t, false, idle)
 	h.volume(t, full, "a")

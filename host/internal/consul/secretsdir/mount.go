@@ -26,8 +26,8 @@ const (
 	workloadLevel = 1
 )
 
-// bound mounts a tmpfs on a workload's directory that was just made, and returns the directory in it. One that has files
-// without a tmpfs, of an earlier version, keeps them.
+// bound mounts a tmpfs on a workload's directory that was just made, and returns the directory in it. One that has
+// files without a tmpfs, of an earlier version, keeps them.
 func bound(in int, name string, dir int) (int, error) {
 	var above, below unix.Stat_t
 	path := fmt.Sprintf("/proc/self/fd/%d", dir)

@@ -14,8 +14,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// A front door's socket may belong to a user, who may replace it in a sticky directory by a link to a file of root: that
-// file gets neither the socket's owner nor its mode.
+// A front door's socket may belong to a user, who may replace it in a sticky directory by a link to a file of root:
+// that file gets neither the socket's owner nor its mode.
 func TestSocketThatItsOwnerHasReplaced(t *testing.T) {
 	testbin.RequireRoot(t, "a socket of another user")
 	const nobody = 65534

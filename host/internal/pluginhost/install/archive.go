@@ -25,8 +25,9 @@ func isArchive(name string) bool {
 	return strings.HasSuffix(name, ".tar.gz") || strings.HasSuffix(name, ".tgz")
 }
 
-// openArchive makes a bundle of an archive whose files are all at its top, or in one folder. The archive is copied and its
-// checksum proven first; nothing is unpacked: a file is read from the copy, by whoever bounds what is written of it.
+// openArchive makes a bundle of an archive whose files are all at its top, or in one folder. The archive is copied and
+// its checksum proven first; nothing is unpacked: a file is read from the copy, by whoever bounds what is written of
+// it.
 func (i *installation) openArchive(r io.Reader) (*bundle, error) {
 	sum := sha256.New()
 	at := filepath.Join(i.stage, "archive")

@@ -19,8 +19,8 @@ type Peer struct {
 	Process Ref
 }
 
-// AtSocket returns who is at the other end of a unix socket. Before Linux 6.5 the process is that which has the PID now:
-// call it when the connection is accepted.
+// AtSocket returns who is at the other end of a unix socket. Before Linux 6.5 the process is that which has the PID
+// now: call it when the connection is accepted.
 func AtSocket(conn syscall.Conn) (p Peer, err error) {
 	raw, err := conn.SyscallConn()
 	if err == nil {

@@ -78,8 +78,8 @@ func TestPIDOfAPeerIsReused(t *testing.T) {
 	}
 }
 
-// withPID starts a process with the PID of one that has ended, in a later tick of the kernel's clock: within one tick not
-// even root can use up all other PIDs.
+// withPID starts a process with the PID of one that has ended, in a later tick of the kernel's clock: within one tick
+// not even root can use up all other PIDs.
 func withPID(t *testing.T, ended Ref) *exec.Cmd {
 	t.Helper()
 	for range 1000 {

@@ -333,14 +333,15 @@ func TestFieldsOfLater(t *testing.T) {
 		`{"later": 1, "node": {"id": 5}}`, `{"later": 1, "static_resources": {"clusters": {"name": ""}}}`,
 		`{"later": 1, "admin": {"address": {"socket_address": {"address": "a", "port_value": 70000}}}}`,
 	} {
-		if out, _, err := Bootstrap(t.Context(), proxy(map[string]any{keyTemplate: text})); status.Code(err) != codes.InvalidArgument {
+		out, _, err := Bootstrap(t.Context(), proxy(map[string]any{keyTemplate: text}))
+		if status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %s, %v", text, out, err)
 		}
 	}
 }
 
-// TestTemplateWithoutEnd checks that a template that takes much time or memory, or gives much output, is ended, and that
-// it is a mistake of the proxy's configuration, which no retry mends.
+// TestTemplateWithoutEnd checks that a template that takes much time or memory, or gives much output, is ended, and
+// that it is a mistake of the proxy's configuration, which no retry mends.
 func TestTemplateWithoutEnd(t *testing.T) {
 	for name, text := range map[string]string{
 		"loop":    "{{range 1000000000}}{{end}}",

@@ -49,7 +49,9 @@ func RenderChild() {
 }
 
 func renderHere(in io.Reader, out io.Writer) error {
-	for resource, most := range map[int]uint64{unix.RLIMIT_CPU: maxSeconds, unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_CORE: 0} {
+	for resource, most := range map[int]uint64{
+		unix.RLIMIT_CPU: maxSeconds, unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_CORE: 0,
+	} {
 		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: most, Max: most}); err != nil {
 			return fmt.Errorf("bound the template: %w", err)
 		}
