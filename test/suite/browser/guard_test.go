@@ -27,8 +27,8 @@ type visitor struct {
 func (r *rig) visit(t *testing.T, secret string) *visitor {
 	t.Helper()
 	v := &visitor{t: t, r: r, Client: &http.Client{
-		Transport: &http.Transport{DialContext: r.dial},
-		Jar:                 check.Must(cookiejar.New(nil))(t),
+		Transport:     &http.Transport{DialContext: r.dial},
+		Jar:           check.Must(cookiejar.New(nil))(t),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	t.Cleanup(v.CloseIdleConnections)

@@ -23,7 +23,8 @@ func TestPageThatIsLeftEarly(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "")
 	slow := &slowStreams{begun: make(chan struct{}), held: map[string]int{}}
-	site := httptest.NewServer(slow.before(httputil.NewSingleHostReverseProxy(check.Must(url.Parse("http://" + r.address))(t))))
+	pages := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: r.address})
+	site := httptest.NewServer(slow.before(pages))
 	t.Cleanup(site.Close)
 	b := newBrowser(t)
 	b.open(site.URL + "/sign-in")
