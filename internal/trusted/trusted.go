@@ -63,6 +63,31 @@ func MkdirAll(path string, mode fs.FileMode) error {
 	return File(path) // in a sticky directory another user may have been faster
 }
 
+// Permit gives what was made at a path a mode (0: it stays), an owner and a group (-1: they stay). It is an error if
+// the path is not of that type any more, or has another name: a user who can replace it, as the owner of an entry in a
+// sticky directory, would get the rights to another file by a link.
+func Permit(path string, kind, mode fs.FileMode, uid, gid int) error {
+	const byDescriptor = 0x200000 // O_PATH (open(2)), which the standard library has not
+	f, err := os.OpenFile(path, byDescriptor|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || info.Mode().Type() != kind || kind != fs.ModeDir && st.Nlink != 1 {
+		return fmt.Errorf("%s was replaced by another user: it is %s with %d names", path, info.Mode(), st.Nlink)
+	}
+	at := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+	if mode != 0 {
+		err = os.Chmod(at, mode)
+	}
+	return errors.Join(err, os.Chown(at, uid, gid))
+}
+
 func check(path string, entries bool) error {
 	if !filepath.IsAbs(path) {
 		return fmt.Errorf("%q is not an absolute path", path)

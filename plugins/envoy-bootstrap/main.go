@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"strings"
 
+	"github.com/pannier/pannier/plugins/envoy-bootstrap/internal/envoy"
 	"github.com/pannier/pannier/plugins/envoy-bootstrap/internal/generator"
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/bootstrap"
@@ -17,6 +18,7 @@ import (
 var version string
 
 func main() {
+	envoy.RenderChild()
 	sdk.Main(sdk.Info{Name: "envoy-bootstrap", Version: strings.TrimSpace(version)},
 		bootstrap.Plugin(generator.New(sdk.Logger())))
 }

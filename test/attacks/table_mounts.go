@@ -95,4 +95,11 @@ var onMounts = []attack{
 		worked:  "a9eff73: /csi/link/data is bound: true",
 		remains: "Docker and systemd follow such links; a driver that mounts volumes for a workload can give it anything that the driver itself can read",
 	},
+	{
+		who:   "a user who may mount volumes by sudo",
+		tries: "have `mount.pannier` mount elsewhere, by a link in the place of the mount point, in a folder of its own",
+		stops: "the mount point is opened once, by a path without links, and mounted to by its descriptor",
+		pkg:   "./host/internal/cli", run: "^TestMountPointThatIsReplaced$",
+		worked: "7e0896a: the volume is mounted where the link leads",
+	},
 }

@@ -42,6 +42,19 @@ var floods = []attack{
 		stops: "[bounds](../../docs/operations/security.md#bounds)",
 		pkg:   "./host/internal/apiserver", run: "^TestLargeBodies$",
 	},
+	{
+		who:   "any token, and the API's group on the unix socket",
+		tries: "fill the agent's memory with requests of 4 MiB of empty objects, which take 180 times as much when decoded",
+		stops: "a request has at most 20,000 parts, counted before one is made, in each encoding; it counts as it is in memory",
+		pkg:   "./host/internal/apiserver", run: "^TestManySmallParts$",
+		worked: "7e0896a: application/json; charset=utf-8 of 3 MiB took 523 MiB of memory, application/proto 740 MiB",
+	},
+	{
+		who: "any token", tries: "have bodies read and decoded of calls that it may not make",
+		stops: "64 KiB are read, unless the token has the call's permissions in any namespace; then those of the object's are checked",
+		pkg:   "./host/internal/apiserver", run: "^TestNoPermissionNoBody$",
+		worked: "7e0896a: the answer is 403, after 2097170 bytes were read",
+	},
 }
 
 // byGossip are attacks with the gossip key.

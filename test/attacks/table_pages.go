@@ -37,4 +37,11 @@ var onPages = []attack{
 		pkg:   browserPkg, run: "^TestRightsOfThePluginAreNotLent$",
 		worked: "71f6f5e3, without that: /volumes for nobody: 200 OK",
 	},
+	{
+		who: "another user of the host, whom a browser there visits", tries: "get the session of the pages by serving something on another port of 127.0.0.1",
+		stops: "without TLS, users sign in at a name below localhost that nobody else knows; at others there is no session",
+		pkg:   "./plugins/web/internal/site", run: "^TestACookieIsForNoOtherPort$",
+		worked:  "7e0896a: another port gets [\"127.0.0.1:36197: pannier=…\"]",
+		remains: "names in `hosts` without TLS",
+	},
 }

@@ -55,6 +55,14 @@ var ofPluginFiles = []attack{
 		pkg:   installPkg, run: "^TestRefused$",
 	},
 	{
+		who: pluginServer, tries: "fill the disk with an archive of 200 bytes, whose file is a hole of 8 GiB",
+		stops: "nothing of an archive is read before its checksum is proven, or unpacked at all; holes count as bytes",
+		pkg:   installPkg, run: "^TestHugeArchive$",
+		worked: "7e0896a: a hole, an archive of 186 bytes: it is neither a Linux program nor a script (after 64 MiB were " +
+			"written, with a bound of 1 MiB)",
+		remains: "up to 1 GiB of one plugin's file, or 4 GiB of the archive itself, until its signature is checked",
+	},
+	{
 		who: pluginFile, tries: "leave the host without storage: delete the file of a plugin, or its x bits",
 		stops: "the copy that served goes on over restarts of the agent, until `pannier plugin remove`; event and status",
 		pkg:   supervisorPkg, run: "^TestAFileIsGone$",
@@ -64,5 +72,12 @@ var ofPluginFiles = []attack{
 		who: pluginFile, tries: "make a workload's stop hang, by deleting csi-bridge and starting the agent again",
 		stops: "the kept copy releases the volumes; `pannier plugin remove` names the workloads that depend on a plugin",
 		pkg:   "./test/suite/e2e", run: "^TestThePluginsFileIsDeleted$",
+	},
+	{
+		who:   "the user to whom a front door's socket belongs, or as whom a plugin runs",
+		tries: "get a file of root by a link in the place of the socket, or of the plugin's certificate",
+		stops: "owners and modes are set by a descriptor, of what has the type and the one name that was made",
+		pkg:   "./host/internal/pluginhost/hostservices", run: "^TestSocketThatItsOwnerHasReplaced$",
+		worked: "7e0896a: <nil>; root's file is of user 0, mode 0100666",
 	},
 }

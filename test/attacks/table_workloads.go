@@ -59,4 +59,34 @@ var ofWorkloads = []attack{
 		worked:  "bf87040: another host: <nil>",
 		remains: "any port of the host itself; redirects, which Consul's agent follows",
 	},
+	{
+		who: "whoever may register a proxy or write its configuration in Consul",
+		tries: "take the host's CPU and memory by a template of 27 bytes (`envoy_bootstrap_json_tpl`), in the plugin of " +
+			"all workloads",
+		stops: "a process of its own executes a template, two at a time, with bounds of CPU, memory and output",
+		pkg:   "./plugins/envoy-bootstrap/internal/envoy", run: "^TestTemplateWithoutEnd$",
+		worked:  "7e0896a: it ended after 89 s and 3.9 GB (want the JSON of envoy.config.bootstrap.v3.Bootstrap)",
+		remains: "2 s of CPU for each start, and for each retry of a changed specification",
+	},
+	{
+		who:   "a user of the unix socket who may only start workloads",
+		tries: "have the agent kill a process of root, which got the PID of the one that connected",
+		stops: "a peer is known by `SO_PEERPIDFD` and its start time, when it connects and whenever it is looked for",
+		pkg:   "./host/internal/system/process", run: "^TestPIDOfAPeerIsReused$",
+		worked:  "7e0896a: process 12599 is found for the peer that has ended: <nil>",
+		remains: "before Linux 6.5: a PID that is used again before the connection is accepted",
+	},
+	{
+		who:   "a user of the unix socket who may only start workloads",
+		tries: "name a process as its workload's that has the PID of the workload's owner",
+		stops: "an owner is compared by its start time, too",
+		pkg:   "./host/internal/workload", run: "^TestALaterProcessIsNoOwner$",
+	},
+	{
+		who: workloadUser, tries: "fill the tmpfs of all workloads' tokens, so that none is renewed and no workload starts",
+		stops: "each workload has a tmpfs of its own, of 1 MiB and 1,024 files, also where `secrets_dir` is on one",
+		pkg:   "./host/internal/consul/secretsdir", run: "^TestAFullTmpfs$",
+		worked:  "7e0896a: another workload: the secrets directory is full: no space left on device",
+		remains: "an agent that is not root mounts nothing: its workloads have its own user",
+	},
 }

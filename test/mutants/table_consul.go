@@ -211,6 +211,13 @@ var inConsul = []mutant{
 		pkg: "./plugins/envoy-bootstrap/internal/envoy", run: "^TestWrongValues$",
 	},
 	{
+		name: "one-tmpfs-for-all", promise: "a workload's user takes no room from the tokens of others",
+		in: "host/internal/consul/secretsdir", decl: "bound",
+		old: "above.Dev != below.Dev || ",
+		new: "above.Dev != 0 || ",
+		pkg: "./host/internal/consul/secretsdir", run: "^TestAFullTmpfs$",
+	},
+	{
 		name: "unwritten-secrets-stay", promise: "what an interrupted write has left of a secret is removed",
 		in: "host/internal/consul/secretsdir", decl: "sweep.folder",
 		old: "case len(path) == 4 && !strings.HasPrefix(e.Name(), temporary):",

@@ -168,10 +168,17 @@ var plugins = []mutant{
 	},
 	{
 		name: "install-outside", promise: "an archive writes nothing outside the staging directory",
-		in: "host/internal/pluginhost/install", decl: "extract",
+		in: "host/internal/pluginhost/install", decl: "list",
 		old: "!filepath.IsLocal(h.Name)",
 		new: "h.Name == \"\"",
 		pkg: installPkg, run: "^TestRefused$",
+	},
+	{
+		name: "holes-not-counted", promise: "an archive fills no disk",
+		in: "host/internal/pluginhost/install", decl: "list",
+		old: "h.Size > left",
+		new: "left < 0",
+		pkg: installPkg, run: "^TestHugeArchive$",
 	},
 	{
 		name: "install-replaces", promise: "an installed version is not replaced by other content",

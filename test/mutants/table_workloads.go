@@ -619,4 +619,25 @@ var workloads = []mutant{
 		new: "for !c.takesOver && admin",
 		pkg: "./host/internal/cli/launch", run: "^TestAProxyIsNotReady$",
 	},
+	{
+		name: "peer-by-pid", promise: "a process that reused a pid is left alone",
+		in: "host/internal/system/process", decl: "connected",
+		old: "err == nil && readable(pidfd), ",
+		new: "",
+		pkg: "./host/internal/system/process", run: "^TestPIDOfAPeerIsReused$",
+	},
+	{
+		name: "owner-by-pid", promise: "a process that reused a pid is left alone",
+		in: "host/internal/workload", decl: "instance.isOwner",
+		old: "owner.PID != caller.PID || owner.StartTime != caller.StartTime",
+		new: "owner.PID != caller.PID",
+		pkg: "./host/internal/workload", run: "^TestALaterProcessIsNoOwner$",
+	},
+	{
+		name: "parts-not-counted", promise: "requests do not fill the agent's memory",
+		in: "host/internal/apiserver", decl: "jsonNodes",
+		old: "c == ',' || c == '{' || c == '['",
+		new: "c == '['",
+		pkg: apiserverPkg, run: "^TestManySmallParts$",
+	},
 }

@@ -144,11 +144,11 @@ func readPeer(c net.Conn) (p call.Peer) {
 	if err == nil {
 		err = raw.Control(func(fd uintptr) { p.Groups, p.Err = peerGroups(fd) })
 	}
-	cred, failed := process.AtSocket(sock)
+	peer, failed := process.AtSocket(sock)
 	if err = errors.Join(p.Err, err, failed); err != nil {
 		return call.UnknownPeer(err)
 	}
-	p.PID, p.UID, p.GID = int(cred.Pid), cred.Uid, cred.Gid
+	p.PID, p.UID, p.GID, p.Process = int(peer.Pid), peer.Uid, peer.Gid, peer.Process
 	return p
 }
 

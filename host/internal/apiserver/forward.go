@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
@@ -260,10 +258,6 @@ func wantsStale(method protoreflect.MethodDescriptor, header http.Header, body [
 			return false
 		}
 	}
-	if strings.HasSuffix(kind, "json") {
-		err = protojson.Unmarshal(body, query)
-	} else {
-		err = proto.Unmarshal(body, query)
-	}
+	err = decode(body, query, strings.Contains(kind, "json"))
 	return err == nil && query.GetRead().GetStale()
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/transport"
@@ -23,13 +22,13 @@ const (
 	maxStreams = 100
 )
 
-// maxUnknown bounds the body of a request that the leader answers and this agent would not, in bytes: the leader may
-// know more of the caller's token.
+// maxUnknown bounds the body of a request that is refused whatever it is about, in bytes, of which the audit log has
+// that; and of one that the leader answers and this agent would not: the leader may know more of the caller's token.
 const maxUnknown = 64 << 10
 
-// gate checks the caller of a request before it reads a body, and bounds what is held of requests: bytes, in all and by
-// caller, and the time in which a body must arrive. The interceptor checks what the request asks for. Root on the unix
-// socket is not bounded.
+// gate checks the caller of a request, and whether it has the call's permissions anywhere, before it reads a body, and
+// bounds what is held of requests: bytes, in all and by caller, and the time in which a body must arrive. The
+// interceptor checks what the request asks for. Root on the unix socket is not bounded.
 func (s *Server) gate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b := &body{ReadCloser: r.Body, control: http.NewResponseController(w)}
@@ -53,6 +52,8 @@ func (s *Server) gate(next http.Handler) http.Handler {
 				b.deadline(time.Time{})
 				next.ServeHTTP(w, r)
 				return
+			case needOf(r.URL.Path).check(c, nil) != nil:
+				b.ReadCloser = http.MaxBytesReader(w, r.Body, maxUnknown)
 			}
 		}
 		held, err := s.limits.Bytes().Hold(s.holder(r))
@@ -92,22 +93,6 @@ func (s *Server) tooMuch(r *http.Request, err error) {
 }
 
 type heldKey struct{}
-
-// holdMessage counts a request by its size after it was unpacked.
-func holdMessage(ctx context.Context, msg any) error {
-	m, ok := msg.(proto.Message)
-	if !ok {
-		return nil // the first message of a client's stream has not come yet
-	}
-	held, ok := ctx.Value(heldKey{}).(*transport.Held)
-	if !ok {
-		return nil
-	}
-	if err := held.Grow(proto.Size(m)); err != nil {
-		return connect.NewError(connect.CodeResourceExhausted, err)
-	}
-	return nil
-}
 
 // body is the body of a request that is counted while it is read, and must arrive in time. A stream has that time for
 // each of its messages, and its messages are read one by one, so all of it counts as one.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -26,6 +27,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/handover"
+	"github.com/pannier/pannier/internal/trusted"
 	"github.com/pannier/pannier/internal/unixsocket"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
@@ -50,10 +52,7 @@ func listenUnix(ctx context.Context, sockets *handover.Sockets, path string, gro
 		return nil, fmt.Errorf("listen on the API's socket: %w", err)
 	}
 	// Until both are done the umask decides who can connect. Each call checks its caller.
-	if err = os.Chown(path, -1, group); err == nil {
-		err = os.Chmod(path, 0o660)
-	}
-	if err != nil {
+	if err := trusted.Permit(path, fs.ModeSocket, 0o660, -1, group); err != nil {
 		return nil, errors.Join(fmt.Errorf("set who may use the API's socket: %w", err), l.Close())
 	}
 	return l, nil
@@ -156,7 +155,7 @@ func (s *Server) services() http.Handler {
 	mux := http.NewServeMux()
 	options := connect.WithHandlerOptions(
 		connect.WithInterceptors(append(s.cfg.Traces.Connect(), interceptor{s})...),
-		connect.WithCodec(strictJSON{}),
+		connect.WithHandlerOptions(codecs()...),
 		connect.WithReadMaxBytes(maxRequest),
 		connect.WithCompressMinBytes(compressMin),
 		connect.WithRecover(s.recovered),

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
 	ledger "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/command"
@@ -206,27 +204,4 @@ func (s *Server) recovered(ctx context.Context, spec connect.Spec, _ http.Header
 		"procedure", spec.Procedure, "panic", reason, "stack", string(debug.Stack()),
 	}, tracing.Logged(ctx)...)...)
 	return connect.NewError(connect.CodeInternal, fmt.Errorf("a bug in the agent: %v", reason))
-}
-
-// strictJSON is Connect's JSON codec, except that unknown keys are errors: a misspelt read_only would mount a volume
-// read-write. Protobuf clients may be newer and send fields that this agent does not know.
-type strictJSON struct{}
-
-// Name is the codec's name in content types: application/json and application/connect+json.
-func (strictJSON) Name() string { return "json" }
-
-func (strictJSON) Marshal(message any) ([]byte, error) {
-	m, ok := message.(proto.Message)
-	if !ok {
-		return nil, fmt.Errorf("%T is no protobuf message", message)
-	}
-	return protojson.Marshal(m)
-}
-
-func (strictJSON) Unmarshal(data []byte, message any) error {
-	m, ok := message.(proto.Message)
-	if !ok {
-		return fmt.Errorf("%T is no protobuf message", message)
-	}
-	return protojson.Unmarshal(data, m)
 }

@@ -147,7 +147,7 @@ type need struct {
 	checksCaller bool
 }
 
-// permission returns an error if the caller may not make this request.
+// permission returns an error if the caller may not make this request; nil: any such request.
 type permission func(c *call.Caller, msg any) error
 
 func query(all ...permission) need  { return need{permissions: all} }
@@ -172,21 +172,31 @@ func (n need) check(c *call.Caller, msg any) error {
 
 // in requires a capability in the namespace of the object.
 func in(capability acl.Capability) permission {
-	return func(c *call.Caller, msg any) error { return c.MayIn(namespaceOf(msg), capability) }
+	return func(c *call.Caller, msg any) error {
+		if msg == nil {
+			return somewhere(c, capability)
+		}
+		return c.MayIn(namespaceOf(msg), capability)
+	}
 }
 
 // within requires a capability in the namespace that is listed or, for a list of all namespaces, in any of them.
 func within(capability acl.Capability) permission {
 	return func(c *call.Caller, msg any) error {
-		m, _ := msg.(interface{ GetNamespace() string })
-		if namespace := call.AllOr(m.GetNamespace()); namespace != "" {
-			return c.MayIn(namespace, capability)
+		if m, ok := msg.(interface{ GetNamespace() string }); ok {
+			if namespace := call.AllOr(m.GetNamespace()); namespace != "" {
+				return c.MayIn(namespace, capability)
+			}
 		}
-		if !c.AllowSomewhere(capability) {
-			return c.Lacks(fmt.Sprintf("the capability %q on any namespace", capability))
-		}
-		return nil
+		return somewhere(c, capability)
 	}
+}
+
+func somewhere(c *call.Caller, capability acl.Capability) error {
+	if !c.AllowSomewhere(capability) {
+		return c.Lacks(fmt.Sprintf("the capability %q on any namespace", capability))
+	}
+	return nil
 }
 
 // to requires a level of an area.
@@ -282,7 +292,7 @@ func management(c *call.Caller, _ any) error {
 
 // ownPolicy requires that the policy is one of the caller's, or a management token.
 func ownPolicy(c *call.Caller, msg any) error {
-	if m, ok := msg.(*hostv1.GetACLPolicyRequest); ok && c.Has(m.GetName()) {
+	if m, ok := msg.(*hostv1.GetACLPolicyRequest); msg == nil || ok && c.Has(m.GetName()) {
 		return nil
 	}
 	return management(c, msg)

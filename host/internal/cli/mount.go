@@ -99,9 +99,11 @@ func (a *App) mountVolume(ctx context.Context, args []string) error {
 	if err != nil || r.fake {
 		return err
 	}
-	if err := mayMount(r.target); err != nil {
+	target, err := openMountPoint(r.target)
+	if err != nil {
 		return err
 	}
+	defer target.Close()
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	lock, err := lockMount(ctx, r.target)
@@ -128,38 +130,48 @@ func (a *App) mountVolume(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := bindVolume(ctx, r, w.GetMounts()); err != nil {
+	if err := bindVolume(ctx, r, w.GetMounts()[0], target); err != nil {
 		// Without a mount, the agent releases the workload when this process has ended.
 		return fmt.Errorf("volume %q is claimed and cannot be mounted at %s: %w", r.source, r.target, err)
 	}
 	return nil
 }
 
-// mayMount fails if this process or the path must not be used.
-func mayMount(target string) error {
+// openMountPoint opens a mount point, to which the volume is mounted whatever has the path then. It waits for no
+// automount there.
+func openMountPoint(target string) (*os.File, error) {
 	if os.Geteuid() != 0 {
-		return wrongMount("only root can mount volumes: run it by sudo, or let a unit or an fstab line of the host mount it")
+		return nil, wrongMount(
+			"only root can mount volumes: run it by sudo, or let a unit or an fstab line of the host mount it")
 	}
-	named, err := filepath.EvalSymlinks(target)
-	if errors.Is(err, fs.ErrNotExist) {
-		return wrongMount("mount point %s does not exist: run mkdir -p %s", target, target)
+	fd, err := unix.Openat2(unix.AT_FDCWD, target,
+		&unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, wrongMount("mount point %s does not exist: run mkdir -p %s", target, target)
+	case errors.Is(err, unix.ELOOP):
+		named, err := filepath.EvalSymlinks(target)
+		return nil, errors.Join(wrongMount("mount point %s is or passes a symbolic link: name %s", target, named), err)
+	case err != nil:
+		return nil, &fs.PathError{Op: "open", Path: target, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), target)
+	info, err := f.Stat()
+	if err == nil {
+		err = trusted.Dir(filepath.Dir(target))
+	}
+	switch {
+	case target == "/":
+		err = wrongMount("a volume cannot be mounted at /")
+	case err != nil:
+		err = wrongMount("mount point %s is not safe: %w", target, err)
+	case !info.IsDir():
+		err = wrongMount("mount point %s is not a directory", target)
 	}
 	if err != nil {
-		return err
+		return nil, errors.Join(err, f.Close())
 	}
-	if named != target {
-		return wrongMount("mount point %s is or passes a symbolic link: name %s", target, named)
-	}
-	if target == "/" {
-		return wrongMount("a volume cannot be mounted at /")
-	}
-	if err := trusted.Dir(filepath.Dir(target)); err != nil {
-		return wrongMount("mount point %s is not safe: %w", target, err)
-	}
-	if info, err := os.Stat(target); err != nil || !info.IsDir() {
-		return wrongMount("mount point %s is not a directory", target)
-	}
-	return nil
+	return f, nil
 }
 
 // mountLocks is the file of the locks of mount points. A mount point cannot be locked itself: where systemd mounts
@@ -332,22 +344,41 @@ func startMount(ctx context.Context, client *api.Client, req *hostv1.StartWorklo
 	return w, nil
 }
 
-// bindVolume mounts what the agent has published. mount(8) notes in /run/mount/utab that umount(8) has to call the
-// helper. The volume's own nosuid and nodev stay.
-func bindVolume(ctx context.Context, r *mountRequest, mounts []*hostv1.Mount) error {
-	m := mounts[0]
-	options := append([]string{"helper=pannier"}, r.flags...)
+// bindVolume mounts what the agent has published. mount(8), which would look the target up again, only notes in
+// /run/mount/utab that umount(8) has to call the helper. The volume's own nosuid and nodev stay.
+func bindVolume(ctx context.Context, r *mountRequest, m *hostv1.Mount, target *os.File) error {
+	var attr unix.MountAttr
+	for _, flag := range r.flags {
+		attr.Attr_set |= perMount[flag].set
+		attr.Attr_clr |= perMount[flag].clear
+	}
 	if r.readOnly {
-		options = append(options, "ro")
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
 	if !m.GetSuid() {
-		options = append(options, "nosuid")
+		attr.Attr_set |= unix.MOUNT_ATTR_NOSUID
 	}
 	if !m.GetDev() {
-		options = append(options, "nodev")
+		attr.Attr_set |= unix.MOUNT_ATTR_NODEV
 	}
-	return runMount(ctx, "mount", "--internal-only", "--bind", "-o", strings.Join(options, ","), "--", m.GetHostPath(),
+	source, err := unix.OpenTree(unix.AT_FDCWD, m.GetHostPath(), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return &fs.PathError{Op: "open the mount", Path: m.GetHostPath(), Err: err}
+	}
+	defer unix.Close(source)
+	if err := unix.MountSetattr(source, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return fmt.Errorf("set the flags %q: %w", r.flags, err)
+	}
+	if err := unix.MoveMount(source, "", int(target.Fd()), "",
+		unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		return err
+	}
+	err = runMount(ctx, "mount", "--fake", "--internal-only", "--bind", "-o", "helper=pannier", "--", m.GetHostPath(),
 		r.target)
+	if err != nil {
+		err = errors.Join(err, unix.Unmount(fmt.Sprintf("/proc/self/fd/%d", source), unix.MNT_DETACH))
+	}
+	return err
 }
 
 // runMount runs mount(8) or umount(8) without a helper.
@@ -444,11 +475,19 @@ type umountRequest struct {
 	flags  []string
 }
 
+// mountAttr are the attributes of a mount that an option sets and clears (mount_setattr(2)).
+type mountAttr struct{ set, clear uint64 }
+
 // perMount are the options of mount(8) that concern one mount of a file system, and those that only mount(8) reads.
 var (
-	perMount = []string{
-		"nosuid", "nodev", "noexec", "exec", "noatime", "atime", "nodiratime", "diratime", "relatime", "norelatime", "strictatime",
-		"nostrictatime",
+	perMount = map[string]mountAttr{
+		"nosuid": {set: unix.MOUNT_ATTR_NOSUID}, "nodev": {set: unix.MOUNT_ATTR_NODEV},
+		"noexec": {set: unix.MOUNT_ATTR_NOEXEC}, "exec": {clear: unix.MOUNT_ATTR_NOEXEC},
+		"nodiratime": {set: unix.MOUNT_ATTR_NODIRATIME}, "diratime": {clear: unix.MOUNT_ATTR_NODIRATIME},
+		"noatime":     {unix.MOUNT_ATTR_NOATIME, unix.MOUNT_ATTR__ATIME},
+		"strictatime": {unix.MOUNT_ATTR_STRICTATIME, unix.MOUNT_ATTR__ATIME},
+		"atime":       {clear: unix.MOUNT_ATTR__ATIME}, "nostrictatime": {clear: unix.MOUNT_ATTR__ATIME},
+		"relatime": {clear: unix.MOUNT_ATTR__ATIME}, "norelatime": {clear: unix.MOUNT_ATTR__ATIME}, // the kernel's default
 	}
 	onlyOfMount = []string{
 		"defaults", "rw", "suid", "dev", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nousers", "owner",
@@ -544,7 +583,7 @@ func (r *mountRequest) option(option string) (err error) {
 		}
 	case slices.Contains(refusedByMount, name):
 		return wrongMount("option %s is not possible: unmount the volume, and mount it again as it should be", name)
-	case slices.Contains(perMount, option):
+	case perMount[option] != (mountAttr{}):
 		r.flags = append(r.flags, option)
 	default:
 		r.driver = append(r.driver, option)

@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -177,10 +178,10 @@ func TestNothingBeginsWithoutTheFence(t *testing.T) {
 	}
 	h.start(t, spec("w", "a"))
 	h.on("protect-process:before", 1, fail(codes.Unavailable))
-	if err := h.Running(ref("w"), p.pid(), 0); err == nil || !strings.Contains(err.Error(), "its process may not begin") {
+	if err := h.Running(ref("w"), p.pid(), process.Ref{}); err == nil || !strings.Contains(err.Error(), "its process may not begin") {
 		t.Errorf("the process may begin: %v", err)
 	}
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 	if !h.fence.guards(fmt.Sprint("process ", p.pid())) {
 		t.Error("the fence does not know the process")
 	}
@@ -194,7 +195,7 @@ func TestTheFenceIsToldAgainAfterARestart(t *testing.T) {
 	h, p := newHost(t), runScript(t, false, idle)
 	h.volume(t, full, "a")
 	w := h.start(t, spec("w", "a"))
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 	want := h.fence.guarded()
 	if len(want) != 3 || !h.fence.guards(w.Mounts[0].HostPath) {
 		t.Errorf("the fence guards %v", want)

@@ -151,7 +151,7 @@ func TestUpdate(t *testing.T) {
 		t.Errorf("of nothing: %v", err)
 	}
 	s.Exec = &specs.Exec{Command: "from-the-command-line"}
-	if _, err := h.Start(t.Context(), s, Options{Owner: os.Getpid()}); err != nil {
+	if _, err := h.Start(t.Context(), s, Options{Owner: refOf(os.Getpid())}); err != nil {
 		t.Fatal(err)
 	}
 	changed := proxied(nil, "udp://127.0.0.1:2")

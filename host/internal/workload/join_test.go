@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -50,7 +51,7 @@ func TestTwoStartsAreOneRun(t *testing.T) {
 		!strings.Contains(err.Error(), "pannier workload stop w") {
 		t.Errorf("another specification: %v", err)
 	}
-	if _, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: 1}); !errors.Is(err, ErrConflict) {
+	if _, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: refOf(1)}); !errors.Is(err, ErrConflict) {
 		t.Errorf("another owner: %v", err)
 	}
 	close(held.open)
@@ -197,7 +198,7 @@ func TestAClosedManager(t *testing.T) {
 	if _, err := h.Stop(t.Context(), ref("w"), "", nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("stop: %v", err)
 	}
-	if err := h.Running(ref("w"), p.pid(), 0); !errors.Is(err, ErrClosed) {
+	if err := h.Running(ref("w"), p.pid(), process.Ref{}); !errors.Is(err, ErrClosed) {
 		t.Errorf("running: %v", err)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -48,7 +49,7 @@ func TestNodeIsCutOff(t *testing.T) {
 	h.volume(t, full, "a")
 	h.volume(t, staged, "b")
 	w := h.start(t, spec("w", "a", "b"))
-	check.NoError(t, h.Running(ref("w"), private.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), private.pid(), process.Ref{}))
 	h.start(t, spec("nothing"))
 	s := spec("patient", "a")
 	s.After = refs("nothing")
@@ -147,7 +148,7 @@ func TestANodeIsCutOffInTheMiddleOfAStop(t *testing.T) {
 	h.limits.stopGrace = time.Hour
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 	go func() { _, _ = h.Stop(context.Background(), ref("w"), "enough", nil) }()
 	h.eventually(t, "w", "stopping", func(w Workload) bool { return w.State == Stopping })
 	h.loses(t, "cut off")

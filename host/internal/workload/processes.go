@@ -24,11 +24,10 @@ import (
 const ownerGrace = 35 * time.Second
 
 // Running notes the process of a workload, which is released when that process ends. caller is the process that names
-// it, 0 if the workload has no owner: a stop kills the workload's process and all others in its mount namespace, so
-// only
-// the owner may name it. After an error the process must not begin: its volumes are not mounted, or not for it.
-// Errors: ErrNotOwner; ErrConflict; process.ErrGone.
-func (m *Manager) Running(ref claim.WorkloadRef, pid, caller int) error {
+// it, without a PID if the workload has no owner: a stop kills the workload's process and all others in its mount
+// namespace, so only the owner may name it, and no later process with the owner's PID. After an error the process must
+// not begin: its volumes are not mounted, or not for it. Errors: ErrNotOwner; ErrConflict; process.ErrGone.
+func (m *Manager) Running(ref claim.WorkloadRef, pid int, caller process.Ref) error {
 	i, err := m.known.find(ref)
 	if err != nil {
 		return err
@@ -56,7 +55,9 @@ func (m *Manager) Running(ref claim.WorkloadRef, pid, caller int) error {
 }
 
 // ProxyEnded notes that the proxy of a service has ended; caller is as in Running.
-func (m *Manager) ProxyEnded(ref claim.WorkloadRef, caller int, service string, restarts int, how string) error {
+func (m *Manager) ProxyEnded(ref claim.WorkloadRef, caller process.Ref, service string, restarts int,
+	how string,
+) error {
 	i, err := m.known.find(ref)
 	if err != nil {
 		return err
@@ -72,26 +73,28 @@ func (m *Manager) ProxyEnded(ref claim.WorkloadRef, caller int, service string, 
 	return nil
 }
 
-// isOwner returns an error if a process is not the workload's owner, 0 if it has none.
-func (i *instance) isOwner(caller int) error {
+// isOwner returns an error if a process is not the workload's owner, or has ended.
+func (i *instance) isOwner(caller process.Ref) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	owner := 0
+	var owner process.Ref
 	if i.rec.Owner != nil {
-		owner = i.rec.Owner.PID
+		owner = *i.rec.Owner
 	}
-	if owner != caller {
-		return fmt.Errorf("%w: its owner is process %d, the caller is process %d", ErrNotOwner, owner, caller)
+	switch {
+	case owner.PID != caller.PID || owner.StartTime != caller.StartTime:
+		return fmt.Errorf("%w: its owner is process %d, the caller is process %d", ErrNotOwner, owner.PID, caller.PID)
+	case owner.PID != 0 && !caller.Lives():
+		return fmt.Errorf("%w: its owner, process %d, has ended", ErrNotOwner, owner.PID)
 	}
 	return nil
 }
 
 // mayName checks that caller is the workload's owner, and that it has started the process in the agent's mount
-// namespace
-// or in a new one.
-func (i *instance) mayName(pid, caller int) error {
-	owner := caller
-	if err := i.isOwner(owner); err != nil || owner == 0 {
+// namespace or in a new one.
+func (i *instance) mayName(pid int, caller process.Ref) error {
+	owner := caller.PID
+	if err := i.isOwner(caller); err != nil || owner == 0 {
 		return err
 	}
 	for p := pid; p != owner; {

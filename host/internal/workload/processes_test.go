@@ -76,6 +76,17 @@ const (
 
 func (p program) pid() int { return p.Process.Pid }
 
+func (p program) ref() process.Ref { return refOf(p.pid()) }
+
+// refOf is what the kernel says of a process, or of one that has ended.
+func refOf(pid int) process.Ref {
+	st, err := procfs.ReadStat(procfs.Dir(pid))
+	if err != nil {
+		st.StartTime = 1
+	}
+	return process.Ref{BootID: process.BootID(), PID: pid, StartTime: st.StartTime}
+}
+
 // kill sends SIGKILL to the process alone.
 func (p program) kill(t *testing.T) {
 	t.Helper()
@@ -98,18 +109,44 @@ func TestOwnerNamesNoneInASharedNamespace(t *testing.T) {
 		children := check.Must(os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", owner.pid())))(t)
 		child, err := strconv.Atoi(strings.TrimSpace(string(children)))
 		check.NoError(t, err)
-		i := &instance{rec: record{Owner: &process.Ref{PID: owner.pid()}}}
-		if err := i.mayName(child, owner.pid()); errors.Is(err, ErrNotOwner) != private || err != nil && !private {
+		ref := owner.ref()
+		i := &instance{rec: record{Owner: &ref}}
+		if err := i.mayName(child, ref); errors.Is(err, ErrNotOwner) != private || err != nil && !private {
 			t.Errorf("with an owner in a namespace of its own, %t: %v", private, err)
 		}
 	}
+}
+
+// A later process with the owner's PID is not the owner: it has not started the workload, and is not to be killed with
+// it.
+func TestALaterProcessIsNoOwner(t *testing.T) {
+	h, owner := newHost(t), runScript(t, false, idle)
+	h.volume(t, full, "a")
+	_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.ref()})
+	check.NoError(t, err)
+	later := owner.ref()
+	later.StartTime++
+	if err := h.Running(ref("w"), owner.pid(), later); !errors.Is(err, ErrNotOwner) {
+		t.Errorf("a later process names the workload's: %v", err)
+	}
+	if _, err := h.Start(t.Context(), spec("other"), Options{Owner: later}); !errors.Is(err, process.ErrGone) {
+		t.Errorf("a later process owns a workload: %v", err)
+	}
+	earlier := owner.ref()
+	earlier.StartTime--
+	if err := (&instance{rec: record{Owner: &earlier}}).isOwner(owner.ref()); !errors.Is(err, ErrNotOwner) {
+		t.Errorf("a later process is taken for the owner: %v", err)
+	}
+	check.NoError(t, h.Running(ref("w"), owner.pid(), owner.ref()))
+	h.stop(t, "w")
+	h.clean(t)
 }
 
 func TestTheOwnerEnds(t *testing.T) {
 	t.Run("while it runs", func(t *testing.T) {
 		h, owner := newHost(t), runScript(t, false, idle)
 		h.volume(t, full, "a")
-		w, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
+		w, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.ref()})
 		if err != nil || w.OwnerPID != owner.pid() {
 			t.Fatalf("%+v, %v", w, err)
 		}
@@ -126,7 +163,7 @@ func TestTheOwnerEnds(t *testing.T) {
 		h.on("stage:after", 1, held.hold)
 		h.impatient()
 		go func() { held.await(t); owner.kill(t) }()
-		_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
+		_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.ref()})
 		if w := h.ended(t, "w"); !errors.Is(err, ErrFailed) || w.State != Failed ||
 			!strings.Contains(w.Message, "given up: its owner") {
 			t.Errorf("%s: %v", w.State, err)
@@ -136,7 +173,7 @@ func TestTheOwnerEnds(t *testing.T) {
 	t.Run("before it starts", func(t *testing.T) {
 		h, owner := newHost(t), runScript(t, false, idle)
 		owner.kill(t)
-		if _, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.pid()}); !errors.Is(err, process.ErrGone) {
+		if _, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.ref()}); !errors.Is(err, process.ErrGone) {
 			t.Error(err)
 		}
 		h.clean(t)
@@ -148,9 +185,9 @@ func TestTheOwnerEnds(t *testing.T) {
 			held := newGate()
 			if state == Starting {
 				h.on("stage:before", 1, held.hold)
-				go func() { _, _ = h.Start(context.Background(), spec("w", "a"), Options{Owner: owner.pid()}) }()
+				go func() { _, _ = h.Start(context.Background(), spec("w", "a"), Options{Owner: owner.ref()}) }()
 				held.await(t)
-			} else if _, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()}); err != nil {
+			} else if _, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.ref()}); err != nil {
 				t.Fatal(err)
 			}
 			h = h.next(t)
@@ -171,7 +208,7 @@ func TestTheOwnerEnds(t *testing.T) {
 func TestTheOwnerEndsAfterARestart(t *testing.T) {
 	h, owner := newHost(t), runScript(t, false, idle)
 	h.volume(t, full, "a")
-	_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
+	_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.ref()})
 	check.NoError(t, err)
 	h = h.restart(t)
 	if w := h.running(t, "w"); w.OwnerPID != owner.pid() {
@@ -188,7 +225,7 @@ func TestTheProcessEnds(t *testing.T) {
 			h, p := newHost(t), runScript(t, true, daemonising)
 			h.volume(t, full, "a")
 			h.start(t, spec("w", "a"))
-			check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+			check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 			if w, _ := h.Get(ref("w")); w.PID != p.pid() {
 				t.Errorf("its process is %d", w.PID)
 			}
@@ -214,7 +251,7 @@ func TestAStopAsksAndThenKills(t *testing.T) {
 		w := h.start(t, spec("w", "a"))
 		note := filepath.Join(w.Mounts[0].HostPath, "note") // it can still write what it has
 		p := runScript(t, true, fmt.Sprintf("trap 'echo bye >%s; exit' TERM; echo ready; sleep 1000 & wait", note))
-		check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+		check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 		h.stop(t, "w")
 		if said, err := os.ReadFile(filepath.Join(h.driver.base, "external-a", "note")); string(said) != "bye\n" {
 			t.Errorf("it was not asked: %q, %v", said, err)
@@ -228,7 +265,7 @@ func TestAStopAsksAndThenKills(t *testing.T) {
 		h.start(t, sp)
 		note := filepath.Join(t.TempDir(), "note")
 		p := runScript(t, true, fmt.Sprintf("trap 'echo bye >%s' INT; echo ready; while :; do sleep 0.01; done", note))
-		check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+		check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 		h.stop(t, "w")
 		if said, err := os.ReadFile(note); string(said) != "bye\n" || p.alive() {
 			t.Errorf("it was not asked, or lives: %q, %v", said, err)
@@ -240,7 +277,7 @@ func TestAStopAsksAndThenKills(t *testing.T) {
 		h.limits.stopGrace = time.Millisecond
 		h.volume(t, full, "a")
 		h.start(t, spec("w", "a"))
-		check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+		check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 		h.on("unpublish:before", 1, func(context.Context) error {
 			if p.alive() {
 				t.Error("it is unmounted while its process lives")
@@ -262,7 +299,7 @@ func TestAStopEmptiesTheMountNamespace(t *testing.T) {
 	h.start(t, spec("w", "a"))
 	p := runScript(t, true, daemonising)
 	outside, elsewhere := runScript(t, false, idle), runScript(t, true, idle)
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 	if n := len(process.InMountNamespace(p.inode)); n < 2 {
 		t.Fatalf("%d processes in the namespace, want the process and its grandchild", n)
 	}
@@ -293,7 +330,7 @@ func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 				setsid sh -c "trap \"sleep 0.3; echo bye >%s; exit\" TERM; echo ready; while :; do sleep 0.01; done" &
 				exec sleep 1000' & wait; exec sleep 1000`, pidFile, note))
 			h.volume(t, full, "a")
-			_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
+			_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.ref()})
 			check.NoError(t, err)
 			text, err := os.ReadFile(pidFile)
 			check.NoError(t, err)
@@ -301,7 +338,7 @@ func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 			check.NoError(t, err)
 			namespace, err := procfs.MountNamespace(procfs.Dir(pid))
 			check.NoError(t, err)
-			check.NoError(t, h.Running(ref("w"), pid, owner.pid()))
+			check.NoError(t, h.Running(ref("w"), pid, owner.ref()))
 			check.NoError(t, unix.Kill(pid, unix.SIGKILL))
 			h.eventually(t, "w", "the end of its process to be seen", func(w Workload) bool { return w.State == Stopping })
 			rest := process.InMountNamespace(namespace)
@@ -330,7 +367,7 @@ func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 func TestTheHostsOwnNamespaceIsNeverEmptied(t *testing.T) {
 	h, p, bystander := newHost(t), runScript(t, false, idle), runScript(t, false, idle)
 	h.start(t, spec("w"))
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 	i, err := h.known.find(ref("w"))
 	check.NoError(t, err)
 	if i.rec.MountNS != nil || i.pin != nil {
@@ -357,7 +394,7 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h, p := newHost(t), runScript(t, true, daemonising)
 			h.start(t, spec("w"))
-			check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+			check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 			h.shut(t)
 			p.kill(t)
 			h = prepareHost(t, h.dir)
@@ -398,21 +435,21 @@ func TestRunningAfterTheEnd(t *testing.T) {
 	h, p, other := newHost(t), runScript(t, true, idle), runScript(t, true, idle)
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
-	if err := h.Running(ref("w"), other.pid(), 0); !errors.Is(err, ErrConflict) {
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
+	if err := h.Running(ref("w"), other.pid(), process.Ref{}); !errors.Is(err, ErrConflict) {
 		t.Errorf("a second process: %v", err)
 	}
 	held := newGate()
 	h.on("end:before", 1, held.hold)
 	go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
 	held.await(t)
-	if err := h.Running(ref("w"), other.pid(), 0); err == nil || !strings.Contains(err.Error(), "may not begin") {
+	if err := h.Running(ref("w"), other.pid(), process.Ref{}); err == nil || !strings.Contains(err.Error(), "may not begin") {
 		t.Errorf("while it stops: %v", err)
 	}
 	close(held.open)
 	h.ended(t, "w")
-	if err := h.Running(ref("w"), other.pid(), 0); err == nil {
+	if err := h.Running(ref("w"), other.pid(), process.Ref{}); err == nil {
 		t.Error("when it has stopped")
 	}
 	h.clean(t) // no record came back
@@ -423,7 +460,7 @@ func TestRunningAfterTheEnd(t *testing.T) {
 
 // No descriptor of a workload stays open after its end.
 func TestDescriptorsAreClosed(t *testing.T) {
-	h, owner := prepareHost(t, newDir(t)), os.Getpid() // not beside others
+	h, owner := prepareHost(t, newDir(t)), refOf(os.Getpid()) // not beside others
 	h.open(t)
 	before := descriptors(t)
 	for range 3 {

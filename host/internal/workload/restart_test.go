@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -190,7 +191,7 @@ func TestALostMountIsMountedAgain(t *testing.T) {
 			h.on("publish:before", 1, held.hold)
 			h.open(t)
 			held.await(t)
-			if err := h.Running(ref("w"), p.pid(), 0); err == nil || !strings.Contains(err.Error(), "may not begin") {
+			if err := h.Running(ref("w"), p.pid(), process.Ref{}); err == nil || !strings.Contains(err.Error(), "may not begin") {
 				t.Errorf("its process may begin without the mount: %v", err)
 			}
 			if w, err := h.Get(ref("w")); err != nil || w.State != Starting {

@@ -173,7 +173,7 @@ func TestServicesAreRepairedAfterARestart(t *testing.T) {
 			return os.WriteFile(beside(s), []byte("evil"), 0o400)
 		}, false},
 		"all gone": {func(h *host, _ servicesteps.Status) error {
-			return os.RemoveAll(filepath.Join(h.dir, "secrets", "default"))
+			return os.RemoveAll(filepath.Join(h.dir, "secrets", "default", "w", "web"))
 		}, false},
 		"forgotten": {func(h *host, _ servicesteps.Status) error { return h.consul.forget() }, true},
 		"gone and forgotten": {func(h *host, s servicesteps.Status) error {
@@ -272,7 +272,7 @@ func TestUnknownTokensAndFilesAreRemoved(t *testing.T) {
 func TestServicesAfterAReboot(t *testing.T) {
 	h := newHost(t)
 	h.start(t, withServices(spec("w"), sidecar("web")))
-	check.NoError(t, os.RemoveAll(filepath.Join(h.dir, "secrets", "default")))
+	check.NoError(t, os.RemoveAll(filepath.Join(h.dir, "secrets", "default", "w", "web")))
 	h = h.next(t)
 	h.bootID = "another"
 	h.open(t)

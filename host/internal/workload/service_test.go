@@ -447,7 +447,7 @@ func TestSecretsCannotBeWritten(t *testing.T) {
 	check.NoError(t, os.Mkdir(dir, 0o700))
 	check.NoError(t, syscall.Mount("small", dir, "tmpfs", 0, "size=16k"))
 	h.on("bootstrap:after", 1, func(context.Context) error { // the token is there already
-		raw := []byte(strings.Repeat("x", 64<<10))
+		raw := []byte(strings.Repeat("x", 2<<20))
 		_ = os.WriteFile(filepath.Join(dir, "default", "w", "web", "filler"), raw, 0o600)
 		return nil
 	})

@@ -26,8 +26,8 @@ import (
 
 // Options of a start.
 type Options struct {
-	// Owner is the process whose end releases the workload; 0: none.
-	Owner int
+	// Owner is the process whose end releases the workload; without a PID: none.
+	Owner process.Ref
 	// MountedAt is an absolute, clean path of the host: the workload goes on after the owner's end as long as a volume of
 	// it is mounted there; empty: it does not.
 	MountedAt string
@@ -129,7 +129,7 @@ func (m *Manager) begin(spec Spec, opts Options, span trace.Span) (i *instance, 
 
 // join is the start of a workload that exists, with status s.
 func (m *Manager) join(i *instance, s Workload, spec Spec, opts Options) (asked uint64, err error) {
-	owner := opts.Owner
+	owner := opts.Owner.PID
 	if opts.Update { // a program may be from the command line of pannier workload run
 		owner, spec.Exec = s.OwnerPID, s.Spec.Exec
 	}
@@ -176,8 +176,8 @@ func (m *Manager) make(spec Spec, opts Options) (*instance, error) {
 		return nil, err
 	}
 	i := m.instance(rec)
-	if opts.Owner != 0 {
-		p, err := process.Observe(opts.Owner)
+	if opts.Owner.PID != 0 {
+		p, err := process.Find(m.ctx, opts.Owner)
 		if err != nil {
 			return nil, fmt.Errorf("observe the owner of %s: %w", i, err)
 		}

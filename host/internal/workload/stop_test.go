@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -72,7 +73,7 @@ func (h *host) meshed(t *testing.T, script string, change func(*Spec)) program {
 	}
 	h.start(t, s)
 	p := runScript(t, true, script)
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 	return p
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/specs"
 	"github.com/pannier/pannier/test/lib/check"
@@ -203,7 +204,7 @@ func TestRenewalOnAFullDisk(t *testing.T) {
 	check.NoError(t, unix.Mount("small", dir, "tmpfs", 0, "size=64k"))
 	h.start(t, withServices(spec("w"), sidecar("web")))
 	filler := filepath.Join(dir, "default", "w", "web", "filler")
-	_ = os.WriteFile(filler, make([]byte, 64<<10), 0o600)
+	_ = os.WriteFile(filler, make([]byte, 2<<20), 0o600)
 	check.NoError(t, h.consul.forget())
 	w := h.eventually(t, "w", "failing",
 		func(w Workload) bool { return strings.Contains(w.Services[0].Message, secretsdir.ErrFull.Error()) })
@@ -235,7 +236,7 @@ func TestBeats(t *testing.T) {
 		t.Errorf("before its process is known: %+v", beats)
 	}
 	told := h.consul.changed()
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 	if h.consul.changed() == told {
 		t.Error("nobody was told of the process")
 	}
@@ -379,13 +380,13 @@ func TestAProxyInTrouble(t *testing.T) {
 	if st.Proxy.State != servicesteps.ProxyStarting {
 		is(servicesteps.ProxyStarting, "")
 	}
-	check.NoError(t, h.ProxyEnded(ref("w"), 0, "web", 2, "it ended with exit code 1: no such flag"))
+	check.NoError(t, h.ProxyEnded(ref("w"), process.Ref{}, "web", 2, "it ended with exit code 1: no such flag"))
 	w := is(servicesteps.ProxyFailing, `service "web": the proxy has not been ready since`)
 	if p := w.Services[0].Proxy; p.Restarts != 2 || p.Since.IsZero() ||
 		!strings.HasSuffix(w.Message, "exit code 1: no such flag") {
 		t.Errorf("its state is %+v: %s", p, w.Message)
 	}
-	if err := h.ProxyEnded(ref("w"), 1, "web", 3, "x"); !errors.Is(err, ErrNotOwner) {
+	if err := h.ProxyEnded(ref("w"), refOf(1), "web", 3, "x"); !errors.Is(err, ErrNotOwner) {
 		t.Errorf("of a process that does not own it: %v", err)
 	}
 	if h.countEvents("proxy-ended") != 1 || h.countEvents("proxy-failed") != 1 {

@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -58,7 +59,7 @@ func TestDetachRefusesWhileAProcessRuns(t *testing.T) {
 	h, p := newHost(t), runScript(t, true, idle)
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), p.pid(), process.Ref{}))
 	c, v := h.claimOf(t, "w", "a")
 	if _, err := h.Detach(t.Context(), c, v); err == nil ||
 		!strings.Contains(err.Error(), "stop it first: pannier workload stop w") {

@@ -27,10 +27,15 @@ type visitor struct {
 func (r *rig) visit(t *testing.T, secret string) *visitor {
 	t.Helper()
 	v := &visitor{t: t, r: r, Client: &http.Client{
+		Transport:     &http.Transport{DialContext: r.dial},
 		Jar:           check.Must(cookiejar.New(nil))(t),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	t.Cleanup(v.CloseIdleConnections)
+	if r.named == "" {
+		res, _ := v.get("/sign-in")
+		r.named = check.Must(res.Location())(t).Host
+	}
 	v.readForm("/sign-in")
 	if secret != "" {
 		res, _ := v.post("/sign-in", url.Values{"form": {v.form}, "token": {secret}})
@@ -230,7 +235,7 @@ func TestCookie(t *testing.T) {
 		forged[n] ^= 1
 		req := check.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, r.url("/volumes"), nil))(t)
 		req.Header.Set("Cookie", cookie.Name+"="+string(forged))
-		plain := &visitor{Client: &http.Client{CheckRedirect: v.CheckRedirect}, t: t, r: r}
+		plain := &visitor{Client: &http.Client{CheckRedirect: v.CheckRedirect, Transport: v.Transport}, t: t, r: r}
 		if res, _ := plain.send(req); res.StatusCode != http.StatusSeeOther {
 			t.Errorf("with another byte %d: %s", n, res.Status)
 		}

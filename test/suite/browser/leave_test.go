@@ -23,7 +23,8 @@ func TestPageThatIsLeftEarly(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "")
 	slow := &slowStreams{begun: make(chan struct{}), held: map[string]int{}}
-	site := httptest.NewServer(slow.before(httputil.NewSingleHostReverseProxy(check.Must(url.Parse(r.url("")))(t))))
+	pages := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: r.address})
+	site := httptest.NewServer(slow.before(pages))
 	t.Cleanup(site.Close)
 	b := newBrowser(t)
 	b.open(site.URL + "/sign-in")
@@ -54,7 +55,7 @@ func TestPageThatIsLeftEarly(t *testing.T) {
 func TestScriptThatIsLate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "")
-	next := httputil.NewSingleHostReverseProxy(check.Must(url.Parse(r.url("")))(t))
+	next := httputil.NewSingleHostReverseProxy(check.Must(url.Parse("http://" + r.address))(t))
 	next.ModifyResponse = func(answer *http.Response) error {
 		answer.Header.Set("Cache-Control", "no-store") // each page asks for its scripts
 		return nil

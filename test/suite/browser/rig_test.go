@@ -1,6 +1,7 @@
 package browser
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,7 +34,8 @@ import (
 // rig is a host with the plugin web.
 type rig struct {
 	*testhost.Host
-	address string
+	// address is where the pages listen, named their own name with the port; empty: not known yet.
+	address, named string
 	// manager, reader and nobody are the secrets of tokens: of one that may do everything, of one that may read, and of
 	// one that may see a namespace without volumes.
 	manager, reader, nobody string
@@ -98,7 +100,13 @@ func (r *rig) token(name, rules string) string {
 	return made.Secret
 }
 
-func (r *rig) url(path string) string { return "http://" + r.address + path }
+// url is where a page is: below the pages' own name, once the form to sign in has led there.
+func (r *rig) url(path string) string { return "http://" + cmp.Or(r.named, r.address) + path }
+
+// dial connects to the pages by any of their names.
+func (r *rig) dial(ctx context.Context, network, _ string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, network, r.address)
+}
 
 // volume creates a volume of the local driver.
 func (r *rig) volume(id string) {
@@ -170,7 +178,7 @@ func (b *browser) heard(event any) {
 			b.console(e.Entry.Text + " " + e.Entry.URL)
 		}
 	case *network.EventRequestWillBeSent:
-		if u, err := url.Parse(e.Request.URL); err != nil || u.Hostname() != "127.0.0.1" && u.Hostname() != "localhost" &&
+		if u, err := url.Parse(e.Request.URL); err != nil || u.Hostname() != "127.0.0.1" && !strings.HasSuffix(u.Hostname(), "localhost") &&
 			u.Scheme != "data" && u.Scheme != "about" {
 			b.t.Errorf("a page asks for %s", e.Request.URL)
 		}

@@ -76,7 +76,7 @@ func TestMeshOutlivesTheHost(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := os.RemoveAll(filepath.Join(m.SecretsDir(), "default", "wiped")); err != nil {
+			if err := os.RemoveAll(filepath.Join(m.SecretsDir(), "default", "wiped", "wiped")); err != nil {
 				t.Fatal(err)
 			}
 			m.Start()

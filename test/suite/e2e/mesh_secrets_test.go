@@ -36,7 +36,7 @@ func TestSecretsOfTheMeshAreNowhereElse(t *testing.T) {
 		clean("while it runs")
 
 		m.Kill()
-		if err := os.RemoveAll(filepath.Join(m.SecretsDir(), "default")); err != nil {
+		if err := os.RemoveAll(filepath.Join(m.SecretsDir(), "default", "w", "web")); err != nil {
 			t.Fatal(err)
 		}
 		m.Start()

@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/pki"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/sdk/api"
 )
 
@@ -147,11 +148,13 @@ func SecretOf(ctx context.Context) string {
 // Peer is the process at the other end of a connection, as the kernel knew it at connect (unix(7), SO_PEERCRED and
 // SO_PEERGROUPS).
 type Peer struct {
-	PID    int // 0: not visible in the agent's pid namespace
+	PID    int // for people: another process may have it by now
 	UID    uint32
 	GID    uint32
 	Groups []uint32 // supplementary
-	Err    error    // why it is not known
+	// Process is to be found again by; without a PID: it has ended, or is not visible in the agent's PID namespace.
+	Process process.Ref
+	Err     error // why it is not known
 }
 
 // UserName is the user's name, for people.

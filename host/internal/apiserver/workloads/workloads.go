@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/system/owner"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/onbehalf"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -54,12 +55,12 @@ type Workloads interface {
 	Leave(ctx context.Context, ref claim.WorkloadRef) error
 	// Force lets the release of a workload unmount what drivers do not.
 	Force(ref claim.WorkloadRef, by string) error
-	Running(ref claim.WorkloadRef, pid, caller int) error
+	Running(ref claim.WorkloadRef, pid int, caller process.Ref) error
 	Get(ref claim.WorkloadRef) (workload.Workload, error)
 	List() []workload.Workload
 	// Holders lists who has the volumes of a workload, besides the host.
 	Holders(ref claim.WorkloadRef) ([]workload.Holder, error)
-	ProxyEnded(ref claim.WorkloadRef, caller int, service string, restarts int, how string) error
+	ProxyEnded(ref claim.WorkloadRef, caller process.Ref, service string, restarts int, how string) error
 	// FailedTries counts the tries to release a workload that failed.
 	FailedTries() int64
 	// InspectTokens asks Consul about the tokens of a workload's services.
@@ -95,14 +96,14 @@ func (h *Handler) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRe
 	}
 	opts := workload.Options{Token: call.SecretOf(ctx), Update: req.GetUpdate()}
 	if req.GetReleaseWithCaller() {
-		if opts.Owner = call.CallerOf(ctx).PID; opts.Owner == 0 {
+		if opts.Owner = call.CallerOf(ctx).Process; opts.Owner.PID == 0 {
 			return connect.NewError(connect.CodeFailedPrecondition,
 				errors.New(
-					"release_with_caller: the calling process is in a pid namespace that the agent cannot see: call without it, and stop the workload"))
+					"release_with_caller: the calling process has ended, or is in a pid namespace that the agent cannot see: call without it, and stop the workload"))
 		}
 	}
 	if at := req.GetMountedAt(); at != "" {
-		if opts.Owner == 0 || !filepath.IsAbs(at) || filepath.Clean(at) != at || len(at) >= unix.PathMax {
+		if opts.Owner.PID == 0 || !filepath.IsAbs(at) || filepath.Clean(at) != at || len(at) >= unix.PathMax {
 			return call.Invalid(fmt.Sprintf("workload %q", spec.WorkloadRef), "mounted_at",
 				"it must be an absolute, clean path, and release_with_caller be set")
 		}
@@ -224,8 +225,8 @@ func (h *Handler) RunningWorkload(ctx context.Context,
 	if pid < 1 || pid > maxPID {
 		return nil, call.Invalid(fmt.Sprintf("workload %q", ref), "pid", fmt.Sprintf("%d is no process id", pid))
 	}
-	caller := call.CallerOf(ctx).PID
-	if caller == 0 {
+	caller := call.CallerOf(ctx).Process
+	if caller.PID == 0 {
 		return nil, fmt.Errorf("workload %q: %w: call over the agent's unix socket, on its host", ref, workload.ErrNotOwner)
 	}
 	if e := req.GetEnded(); e != nil {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"slices"
@@ -24,6 +25,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/procfs"
+	"github.com/pannier/pannier/internal/trusted"
 	"github.com/pannier/pannier/internal/unixsocket"
 )
 
@@ -64,7 +66,7 @@ func Serve(ctx context.Context, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for units that load credentials: %w", err)
 	}
-	if err := os.Chmod(cfg.Path, 0o600); err != nil {
+	if err := trusted.Permit(cfg.Path, fs.ModeSocket, 0o600, -1, -1); err != nil {
 		return nil, errors.Join(fmt.Errorf("set who may load credentials: %w", err), l.Close())
 	}
 	s := &Server{cfg: cfg, listener: l}
@@ -160,6 +162,8 @@ func identify(conn net.Conn) (r request, err error) {
 	}
 	r.pid, r.uid = int(peer.Pid), peer.Uid
 	switch groups := groupsOf(r.pid); {
+	case !peer.Process.Lives(): // after the look, or the groups could be those of a later process
+		return r, errors.New("it has ended, or is in a PID namespace that the agent does not see")
 	case !named:
 		return r, errors.New("its address names no unit: only systemd asks here, for units with LoadCredential=")
 	case r.uid != 0:

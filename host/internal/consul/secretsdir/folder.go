@@ -33,6 +33,9 @@ func (d *Dir) enter(p Place, uid *int) (folder, error) {
 			owner, mode = *uid, 0o700
 		}
 		next, err := open(fd, name, uid != nil, owner, mode)
+		if err == nil && uid != nil && n == workloadLevel {
+			next, err = bound(fd, name, next)
+		}
 		_ = unix.Close(fd) // no data can be lost
 		if err != nil {
 			return folder{}, fmt.Errorf("folder %q: %w", name, err)

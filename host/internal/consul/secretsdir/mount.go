@@ -18,9 +18,51 @@ const (
 	source = "pannier-secrets"
 	// mark is the file that marks the directory as ours.
 	mark = ".pannier-secrets"
-	// size bounds our tmpfs. It is enough for the files of some thousand services.
+	// size bounds our tmpfs. It is enough for the directories of some thousand workloads.
 	size = "64m"
+	// workloadSize and workloadFiles bound what a workload's user can take of the memory, in the workload's own tmpfs.
+	workloadSize, workloadFiles = "1m", "1k"
+	// workloadLevel is the part of a place that has that tmpfs.
+	workloadLevel = 1
 )
+
+// bound mounts a tmpfs on a workload's directory that was just made, and returns the directory in it. One that has
+// files without a tmpfs, of an earlier version, keeps them.
+func bound(in int, name string, dir int) (int, error) {
+	var above, below unix.Stat_t
+	path := fmt.Sprintf("/proc/self/fd/%d", dir)
+	entries, err := os.ReadDir(path)
+	if err = errors.Join(err, unix.Fstat(in, &above), unix.Fstat(dir, &below)); err == nil &&
+		(above.Dev != below.Dev || len(entries) > 0 || os.Geteuid() != 0) {
+		return dir, nil
+	}
+	if err == nil {
+		err = unix.Mount(source, path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+			"mode=0711,size="+workloadSize+",nr_inodes="+workloadFiles)
+	}
+	_ = unix.Close(dir) // no data can be lost
+	if err != nil {
+		return 0, fmt.Errorf("mount a tmpfs there: %w", err)
+	}
+	return unix.Openat(in, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+}
+
+// removeEmpty removes a directory that is empty, and a workload's tmpfs on it.
+func (d *Dir) removeEmpty(root *os.Root, parts []string) error {
+	name := filepath.Join(parts...)
+	err := root.Remove(name)
+	if len(parts) != workloadLevel+1 || !errors.Is(err, unix.EBUSY) {
+		return err
+	}
+	if entries, err := fs.ReadDir(root.FS(), name); err != nil || len(entries) > 0 {
+		return errors.Join(err, unix.ENOTEMPTY)
+	}
+	// Whoever has a file open there keeps only the memory of that.
+	if err := unix.Unmount(filepath.Join(d.path, name), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", name, err)
+	}
+	return root.Remove(name)
+}
 
 // Mount makes the directory and mounts a tmpfs there unless it is on one already. Write does this too; calling
 // Mount earlier reports faults earlier. A directory with other content is refused, because unknown files in it

@@ -4,7 +4,8 @@
 //
 // Invariants:
 //
-//   - The files are on a tmpfs, never on a disk. If the directory is not on a tmpfs, one is mounted there.
+//   - The files are on a tmpfs, never on a disk. If the directory is not on a tmpfs, one is mounted there. A workload's
+//     directory has a small one of its own, so that its user cannot fill that of the others.
 //   - A file has mode 0400 and a service's directory 0700; both belong to the workload's user. The directories
 //     above have mode 0711 and belong to the agent.
 //   - A file is complete or absent: it is written under another name in its directory and then renamed.
@@ -84,8 +85,8 @@ func (d *Dir) Write(p Place, file string, data []byte, uid int) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return fmt.Errorf("write %s: %w: remove what workloads have written below %s, or mount a larger tmpfs there: %w",
-			d.Path(p, file), ErrFull, d.path, err)
+		return fmt.Errorf("write %s: %w: remove what the workload has written below %s, where it has %s: %w",
+			d.Path(p, file), ErrFull, d.Workload(p), workloadSize, err)
 	default:
 		return fmt.Errorf("write %s: %w", d.Path(p, file), err)
 	}
@@ -143,7 +144,7 @@ func (d *Dir) Remove(p Place) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.within(func(root *os.Root) error { return remove(root, p.parts()) })
+	return d.within(func(root *os.Root) error { return d.remove(root, p.parts()) })
 }
 
 // Sweep removes everything that is not in a place to be kept, and within those the temporary files of interrupted
@@ -155,7 +156,7 @@ func (d *Dir) Sweep(keep func(p Place) bool) (removed []string, err error) {
 		if _, err := root.Lstat(mark); err != nil {
 			return ignore(err, fs.ErrNotExist) // never used
 		}
-		s := sweep{root: root, keep: keep}
+		s := sweep{dir: d, root: root, keep: keep}
 		err := s.folder(nil)
 		for _, path := range s.removed {
 			removed = append(removed, filepath.Join(d.path, path))
@@ -177,12 +178,12 @@ func (d *Dir) within(fn func(root *os.Root) error) error {
 }
 
 // remove removes a directory and its empty parents.
-func remove(root *os.Root, parts []string) error {
+func (d *Dir) remove(root *os.Root, parts []string) error {
 	if err := root.RemoveAll(filepath.Join(parts...)); err != nil {
 		return err
 	}
 	for n := len(parts) - 1; n > 0; n-- {
-		err := root.Remove(filepath.Join(parts[:n]...))
+		err := d.removeEmpty(root, parts[:n])
 		if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 			return nil
 		}
@@ -195,6 +196,7 @@ func remove(root *os.Root, parts []string) error {
 
 // sweep is one pass of Sweep.
 type sweep struct {
+	dir     *Dir
 	root    *os.Root
 	keep    func(p Place) bool
 	removed []string
@@ -215,7 +217,7 @@ func (s *sweep) folder(parts []string) error {
 				return err
 			}
 			if len(path) < 3 {
-				_ = s.root.Remove(filepath.Join(path...)) // succeeds only if it is empty now
+				_ = s.dir.removeEmpty(s.root, path) // succeeds only if it is empty now
 			}
 		case len(path) == 4 && !strings.HasPrefix(e.Name(), temporary):
 		default:

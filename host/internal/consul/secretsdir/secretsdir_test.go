@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testns"
@@ -40,6 +41,11 @@ func newDir(t *testing.T) *Dir {
 	check.NoError(t, os.Chmod(top, 0o755))
 	path := filepath.Join(top, "secrets")
 	t.Cleanup(func() {
+		if err := New(path).within(func(root *os.Root) error {
+			return (&sweep{dir: New(path), root: root, keep: func(Place) bool { return false }}).folder(nil)
+		}); err != nil {
+			t.Error(err)
+		}
 		for unix.Unmount(path, unix.MNT_DETACH) == nil {
 		}
 		if err := os.RemoveAll(top); err != nil {
@@ -223,7 +229,7 @@ func TestForeignFilesAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDir(t)
 			check.NoError(t, d.Write(web, "si_token", []byte("secret"), alice))
-			victim := filepath.Join(d.path, "victim")
+			victim := filepath.Join(d.Workload(web), "victim")
 			check.NoError(t, os.WriteFile(victim, []byte("precious"), 0o400))
 			check.NoError(t, os.Chown(victim, alice, -1))
 			check.NoError(t, os.Remove(d.Path(web, "si_token")))
@@ -271,7 +277,8 @@ func TestLinksAreNotFollowed(t *testing.T) {
 			check.NoError(t, os.MkdirAll(filepath.Join(elsewhere, "w", "web"), 0o777))
 			check.NoError(t, os.MkdirAll(filepath.Join(elsewhere, "web"), 0o777))
 			link := filepath.Join(append([]string{d.path}, web.parts()[:n+1]...)...)
-			check.NoError(t, os.RemoveAll(link))
+			check.NoError(t, d.Remove(web))
+			check.NoError(t, os.MkdirAll(filepath.Dir(link), 0o700))
 			check.NoError(t, os.Symlink(elsewhere, link))
 			if err := d.Write(web, "si_token", []byte("secret"), alice); !errors.Is(err, ErrForeign) {
 				t.Errorf("written: %v", err)
@@ -305,19 +312,25 @@ func TestAFolderOfAnotherUser(t *testing.T) {
 	check.NoError(t, d.Write(web, "si_token", nil, bob))
 }
 
+// A workload's user who fills its tmpfs, with bytes or with names, takes no room from other workloads, also where the
+// directory is on a tmpfs already. What was there stays; after the workload's end nothing is mounted.
 func TestAFullTmpfs(t *testing.T) {
 	d := newDir(t)
+	other := Place{"default", "other", "web"}
 	check.NoError(t, os.Mkdir(d.path, 0o700))
 	check.NoError(t, unix.Mount("small", d.path, "tmpfs", 0, "size=64k"))
 	check.NoError(t, d.Write(web, "si_token", []byte("old"), alice))
-	filler := bytes.Repeat([]byte("x"), 64<<10)
+	filler := bytes.Repeat([]byte("x"), 1<<20)
 	if err := os.WriteFile(filepath.Join(d.Folder(web), "filler"), filler, 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}
 	err := d.Write(web, "si_token", bytes.Repeat([]byte("y"), 100), alice)
 	if !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), d.Path(web, "si_token")) ||
-		!strings.Contains(err.Error(), "larger tmpfs") {
+		!strings.Contains(err.Error(), "remove what the workload has written") {
 		t.Errorf("got %v", err)
+	}
+	if err := d.Write(other, "si_token", []byte("another's"), bob); err != nil {
+		t.Errorf("another workload: %v", err)
 	}
 	if got, err := d.Read(web, "si_token", alice); err != nil || string(got) != "old" {
 		t.Errorf("what was there is %q, %v", got, err)
@@ -328,8 +341,22 @@ func TestAFullTmpfs(t *testing.T) {
 	}
 	check.NoError(t, d.Remove(web))
 	check.NoError(t, d.Write(web, "si_token", []byte("new"), alice))
+	for n := 0; err == nil || !errors.Is(err, unix.ENOSPC); n++ {
+		if err = os.WriteFile(filepath.Join(d.Folder(web), fmt.Sprint(n)), nil, 0o600); n > 10_000 {
+			t.Fatal("any number of files was made")
+		}
+	}
+	check.NoError(t, New(d.path).Write(other, "si_token", []byte("the next agent's"), bob))
 	check.NoError(t, d.Remove(web))
+	check.NoError(t, d.Remove(other))
 	check.NoError(t, d.Close())
+	table, err := mountuse.Read(mountuse.Self)
+	check.NoError(t, err)
+	for _, m := range table {
+		if strings.HasPrefix(m.Mountpoint, d.path+"/") {
+			t.Errorf("still mounted: %+v", m)
+		}
+	}
 	if m, err := mounts.At(d.path); m == nil || err != nil {
 		t.Error("a tmpfs of the operator's was unmounted")
 	}

@@ -352,7 +352,10 @@ func (c *connection) kill() error {
 	if err != nil {
 		return fmt.Errorf("find the fence's process: %w", err)
 	}
-	p, err := process.Observe(int(peer.Pid))
+	if peer.Process.PID == 0 {
+		return nil // it has ended
+	}
+	p, err := process.Find(context.Background(), peer.Process)
 	if errors.Is(err, process.ErrGone) {
 		return nil
 	}

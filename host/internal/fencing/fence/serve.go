@@ -19,6 +19,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/internal/printable"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 // The files of a fence's folder.
@@ -298,7 +299,7 @@ func listen(dir string) (net.Listener, error) {
 		return nil, fmt.Errorf("open the fence's socket %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false) // the next fence has that name by then
-	if err := os.Chmod(path, 0o600); err != nil {
+	if err := trusted.Permit(path, fs.ModeSocket, 0o600, -1, -1); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil

@@ -55,7 +55,7 @@ func (s Socket) permit() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.Lchown(s.path(), uid, gid), os.Chmod(s.path(), s.Mode))
+	return trusted.Permit(s.path(), fs.ModeSocket, s.Mode, uid, gid)
 }
 
 // ErrListen says that a listening socket cannot be opened.

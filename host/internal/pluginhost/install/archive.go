@@ -3,13 +3,16 @@ package install
 import (
 	"archive/tar"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -22,62 +25,108 @@ func isArchive(name string) bool {
 	return strings.HasSuffix(name, ".tar.gz") || strings.HasSuffix(name, ".tgz")
 }
 
-// unpack unpacks an archive into the staging directory. All is in the archive itself or in one folder of it.
-func (i *installation) unpack(r io.Reader) (*bundle, error) {
-	dir := filepath.Join(i.stage, "bundle")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, err
-	}
+// openArchive makes a bundle of an archive whose files are all at its top, or in one folder. The archive is copied and
+// its checksum proven first; nothing is unpacked: a file is read from the copy, by whoever bounds what is written of
+// it.
+func (i *installation) openArchive(r io.Reader) (*bundle, error) {
 	sum := sha256.New()
-	r = io.TeeReader(r, sum)
-	packed, err := gzip.NewReader(r)
-	if err != nil {
-		return nil, fmt.Errorf("it is not a .tar.gz: %w", err)
-	}
-	if err := extract(tar.NewReader(io.LimitReader(packed, maxUnpacked)), dir); err != nil {
+	at := filepath.Join(i.stage, "archive")
+	if err := write(at, io.TeeReader(io.LimitReader(r, maxUnpacked), sum)); err != nil {
 		return nil, err
 	}
-	if i.SHA256 != "" {
-		if _, err := io.Copy(io.Discard, io.LimitReader(r, maxUnpacked)); err != nil { // what follows the archive's end
-			return nil, err
-		}
-		if err := i.checkSum(hex.EncodeToString(sum.Sum(nil))); err != nil {
-			return nil, err
-		}
-		i.SHA256 = "" // it is not the binary's
+	if err := i.checkSum(hex.EncodeToString(sum.Sum(nil))); err != nil {
+		return nil, err
 	}
-	entries, err := os.ReadDir(dir)
+	i.SHA256 = "" // it is not the binary's
+	names, err := list(at)
 	if err != nil {
 		return nil, err
 	}
-	if len(entries) == 1 && entries[0].IsDir() {
-		dir = filepath.Join(dir, entries[0].Name())
+	folder := ""
+	if len(names) > 0 {
+		folder, _, _ = strings.Cut(names[0], "/")
+		folder += "/"
 	}
-	return dirBundle(dir)
+	if slices.ContainsFunc(names, func(name string) bool { return !strings.HasPrefix(name, folder) }) {
+		folder = ""
+	}
+	b := &bundle{open: func(_ context.Context, name string) (io.ReadCloser, error) {
+		if !slices.Contains(names, folder+name) {
+			return nil, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+		}
+		return openEntry(at, folder+name)
+	}}
+	for _, name := range names {
+		if name = strings.TrimPrefix(name, folder); !strings.Contains(name, "/") {
+			b.names = append(b.names, name)
+		}
+	}
+	return b, nil
 }
 
-// extract writes the regular files of an archive. Links, devices and names that lead out of it are refused.
-func extract(archive *tar.Reader, dir string) error {
+// list returns the regular files of an archive. Links, devices, names that lead out of it and files of more than
+// maxUnpacked bytes in all are refused; the holes of a sparse file count.
+func list(at string) (names []string, err error) {
+	archive, err := openTar(at)
+	if err != nil {
+		return nil, err
+	}
+	defer archive.Close()
+	left := maxUnpacked
 	for n := 0; ; n++ {
 		h, err := archive.Next()
 		switch {
 		case errors.Is(err, io.EOF):
-			return nil
+			return names, nil
 		case err != nil:
-			return damaged(err)
+			return nil, damaged(err)
 		case n >= maxEntries:
-			return fmt.Errorf("the archive has more than %d entries", maxEntries)
-		case h.Typeflag == tar.TypeDir:
-			continue // made with its files
-		case h.Typeflag == tar.TypeXGlobalHeader:
+			return nil, fmt.Errorf("the archive has more than %d entries", maxEntries)
+		case h.Typeflag == tar.TypeDir, h.Typeflag == tar.TypeXGlobalHeader:
 			continue
 		case h.Typeflag != tar.TypeReg:
-			return fmt.Errorf("the archive has %q, which is neither a file nor a folder", h.Name)
+			return nil, fmt.Errorf("the archive has %q, which is neither a file nor a folder", h.Name)
 		case !filepath.IsLocal(h.Name):
-			return fmt.Errorf("the archive has %q, which leads out of it", h.Name)
+			return nil, fmt.Errorf("the archive has %q, which leads out of it", h.Name)
+		case h.Size > left:
+			return nil, damaged(fmt.Errorf("%q has %d", h.Name, h.Size))
 		}
-		if err := write(filepath.Join(dir, h.Name), archive); err != nil {
-			return fmt.Errorf("unpack %s: %w", h.Name, err)
+		left -= h.Size
+		names = append(names, filepath.Clean(h.Name))
+	}
+}
+
+// tarReader reads an archive in a file.
+type tarReader struct {
+	*tar.Reader
+	io.Closer
+}
+
+func openTar(at string) (*tarReader, error) {
+	f, err := os.Open(at)
+	if err != nil {
+		return nil, err
+	}
+	packed, err := gzip.NewReader(f)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("it is not a .tar.gz: %w", err), f.Close())
+	}
+	return &tarReader{tar.NewReader(io.LimitReader(packed, maxUnpacked)), f}, nil
+}
+
+// openEntry opens the first file of a name that an archive has.
+func openEntry(at, name string) (io.ReadCloser, error) {
+	archive, err := openTar(at)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		h, err := archive.Next()
+		if err != nil {
+			return nil, errors.Join(damaged(err), archive.Close())
+		}
+		if h.Typeflag == tar.TypeReg && filepath.Clean(h.Name) == name {
+			return archive, nil
 		}
 	}
 }
@@ -87,16 +136,11 @@ func damaged(err error) error {
 }
 
 func write(path string, r io.Reader) (err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if _, err = io.Copy(f, r); errors.Is(err, io.ErrUnexpectedEOF) {
-		return damaged(err)
-	}
+	_, err = io.Copy(f, r)
 	return err
 }

@@ -68,7 +68,7 @@ func (i *installation) openPath(path string) (*bundle, error) {
 			return nil, err
 		}
 		defer f.Close()
-		return i.unpack(f)
+		return i.openArchive(f)
 	default:
 		b, err := dirBundle(filepath.Dir(path))
 		if err == nil {

@@ -81,7 +81,7 @@ func (i *installation) openHTTPS(ctx context.Context) (*bundle, error) {
 			return nil, err
 		}
 		defer body.Close()
-		return i.unpack(body)
+		return i.openArchive(body)
 	default:
 		return b, nil
 	}

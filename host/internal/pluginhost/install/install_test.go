@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -493,18 +494,57 @@ func TestChangedLayer(t *testing.T) {
 	}
 }
 
-// An archive that unpacks to more than its bound is refused before it fills the disk.
+// An archive with more than its bound is refused, also where its file has a hole that takes no room in it; and nothing
+// of an archive is looked at before its checksum is proven.
 func TestHugeArchive(t *testing.T) {
 	defer func(was int64) { maxUnpacked = was }(maxUnpacked)
 	maxUnpacked = 1 << 20
-	cfg := target(t, newAuthor(t))
-	cfg.Source = filepath.Join(t.TempDir(), "x.tar.gz")
-	check.NoError(t, os.WriteFile(cfg.Source, files{}.packed(t, tar.Header{Name: "zeros", Size: 64 << 20, Mode: 0o644}), 0o644))
-	_, err := Install(t.Context(), cfg)
-	wantError(t, err, "larger than 1048576 bytes")
-	if left := entries(t, cfg.Dir); len(left) > 0 {
-		t.Errorf("left in the plugin directory: %q", left)
+	for name, data := range map[string][]byte{
+		"zeros": files{}.packed(t, tar.Header{Name: "zeros", Size: 64 << 20, Mode: 0o644}), "a hole": sparse(t, 64<<20),
+	} {
+		for sum, says := range map[string]string{"": "larger than 1048576 bytes", strings.Repeat("0", 64): "is wanted"} {
+			cfg := target(t, newAuthor(t))
+			cfg.Source, cfg.SHA256 = filepath.Join(t.TempDir(), "x.tar.gz"), sum
+			check.NoError(t, os.WriteFile(cfg.Source, data, 0o644))
+			_, err := Install(t.Context(), cfg)
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s, an archive of %d bytes: error %v; want %q in it", name, len(data), err, says)
+			}
+			if left := entries(t, cfg.Dir); len(left) > 0 {
+				t.Errorf("left in the plugin directory: %q", left)
+			}
+		}
 	}
+}
+
+// sparse is an archive of one file that is a hole, in the format of GNU tar 1.0.
+func sparse(t *testing.T, size int) []byte {
+	t.Helper()
+	var records, plain, packed bytes.Buffer
+	for _, r := range []string{"major=1", "minor=0", "name=hole", fmt.Sprintf("realsize=%d", size)} {
+		r = " GNU.sparse." + r + "\n"
+		fmt.Fprintf(&records, "%d%s", len(r)+2, r)
+	}
+	archive := tar.NewWriter(&plain)
+	for _, data := range [][]byte{records.Bytes(), append(fmt.Appendf(nil, "1\n%d\n0\n", size), make([]byte, 512)...)[:512]} {
+		check.NoError(t, archive.WriteHeader(&tar.Header{Name: "hole", Mode: 0o644, Size: int64(len(data))}))
+		_, err := archive.Write(data)
+		check.NoError(t, err)
+	}
+	check.NoError(t, archive.Close())
+	block := plain.Bytes()
+	block[156] = tar.TypeXHeader // which the package does not write
+	sum := 8 * int(' ')
+	for i, b := range block[:512] {
+		if i < 148 || i >= 156 {
+			sum += int(b)
+		}
+	}
+	copy(block[148:156], fmt.Sprintf("%06o\x00 ", sum))
+	zip := gzip.NewWriter(&packed)
+	_, err := zip.Write(block)
+	check.NoError(t, errors.Join(err, zip.Close()))
+	return packed.Bytes()
 }
 
 func TestUpgradeOfNothing(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/atomicfile"
+	"github.com/pannier/pannier/internal/trusted"
 	"github.com/pannier/pannier/sdk/wire"
 )
 
@@ -169,13 +171,15 @@ func sweepRunDir(path string, keep map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// chown makes the user called name the owner of paths. An empty name does nothing.
-func chown(name string, paths ...string) error {
+// chown makes the user called name the owner of a directory and of a file in it, before the user can replace that. An
+// empty name does nothing.
+func chown(name, dir, file string) error {
 	uid, _, err := process.IDs(name, "")
-	for _, p := range paths {
-		if err == nil {
-			err = os.Chown(p, uid, -1)
-		}
+	if err == nil {
+		err = trusted.Permit(file, 0, 0, uid, -1)
+	}
+	if err == nil {
+		err = trusted.Permit(dir, fs.ModeDir, 0, uid, -1)
 	}
 	if err != nil {
 		return fmt.Errorf("give a plugin's directory to user %q: %w", name, err)

@@ -26,6 +26,9 @@ func TestMain(m *testing.M) {
 	if arg := os.Getenv(envHost); arg != "" {
 		beHost(arg)
 	}
+	if path := os.Getenv(envPeer); path != "" {
+		bePeer(path)
+	}
 	goleak.VerifyTestMain(m)
 }
 

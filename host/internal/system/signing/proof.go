@@ -2,6 +2,7 @@ package signing
 
 import (
 	"bytes"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -113,7 +114,8 @@ func ParseSums(text []byte) (sums []Sum, err error) {
 		}
 		sum, file, ok := strings.Cut(line, " ")
 		// The second character says whether it was read as text or, by *, in binary mode.
-		if !ok || len(sum) != 64 || len(file) < 2 || file[0] != ' ' && file[0] != '*' {
+		_, notHex := hex.DecodeString(sum)
+		if notHex != nil || !ok || len(sum) != 64 || len(file) < 2 || file[0] != ' ' && file[0] != '*' {
 			return nil, fmt.Errorf("SHA256SUMS: %.100q is not a line of sha256sum", line)
 		}
 		sums = append(sums, Sum{SHA256: strings.ToLower(sum), File: file[1:]})

@@ -11,6 +11,7 @@
 package envoy
 
 import (
+	"context"
 	"strings"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
@@ -85,7 +86,7 @@ type AccessLogs struct {
 
 // Bootstrap returns the bootstrap of p as indented JSON with a final newline, and the files that it names, by their
 // names in p.Dir. InvalidArgument names the key of p.Config, or the field, that is wrong.
-func Bootstrap(p Proxy) (bootstrap []byte, files map[string][]byte, err error) {
+func Bootstrap(ctx context.Context, p Proxy) (bootstrap []byte, files map[string][]byte, err error) {
 	text, err := settings(p.Config).text(keyTemplate)
 	if err != nil {
 		return nil, nil, err
@@ -108,7 +109,7 @@ func Bootstrap(p Proxy) (bootstrap []byte, files map[string][]byte, err error) {
 	case p.Admin.Port == 0 && strings.Contains(text, "AdminBind"):
 		err = invalid(keyTemplate, `it binds the admin API to a port, which needs connect { admin = "tcp" }`)
 	default:
-		bootstrap, err = fromTemplate(p, text, b)
+		bootstrap, err = fromTemplate(ctx, p, text, b)
 	}
 	return bootstrap, files, err
 }

@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -26,6 +27,11 @@ func proxy(config map[string]any) Proxy {
 		Admin:  Endpoint{Address: "127.0.0.1", Port: 19001},
 		Server: Server{Endpoint: Endpoint{Address: "127.0.0.1", Port: 8502}},
 	}
+}
+
+func TestMain(m *testing.M) {
+	RenderChild()
+	m.Run()
 }
 
 // TestWrongValues checks that errors name the key with the wrong value, and contain no secret.
@@ -84,7 +90,7 @@ func TestWrongValues(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, _, err := Bootstrap(proxy(map[string]any{tc.key: tc.value}))
+			out, _, err := Bootstrap(t.Context(), proxy(map[string]any{tc.key: tc.value}))
 			if status.Code(err) != codes.InvalidArgument || out != nil {
 				t.Fatalf("got %v and\n%s", err, out)
 			}
@@ -112,7 +118,7 @@ func TestUnknownType(t *testing.T) {
 		"alone":         {keyTracing: tracing},
 		"in a template": {keyTracing: tracing, keyTemplate: `{"node": {"id": "x"}, "tracing": {{ .TracingConfigJSON }}}`},
 	} {
-		out, _, err := Bootstrap(proxy(config))
+		out, _, err := Bootstrap(t.Context(), proxy(config))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -137,7 +143,7 @@ func TestUnknownType(t *testing.T) {
 // TestOneForAList checks that a single value is accepted instead of a list, as Envoy's parser does, also in
 // packed messages and maps.
 func TestOneForAList(t *testing.T) {
-	out, _, err := Bootstrap(proxy(map[string]any{keyStaticListeners: `{
+	out, _, err := Bootstrap(t.Context(), proxy(map[string]any{keyStaticListeners: `{
 		"name": "a", "filter_chains": {"filters": {"name": "n", "typed_config": {
 			"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
 			"stat_prefix": "s", "route_config": {"virtual_hosts": {"name": "v", "domains": "*", "typed_per_filter_config": {"f": {
@@ -175,7 +181,7 @@ func TestWrongInput(t *testing.T) {
 	} {
 		p := proxy(nil)
 		tc.change(&p)
-		_, _, err := Bootstrap(p)
+		_, _, err := Bootstrap(t.Context(), p)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.want) ||
 			strings.Contains(err.Error(), token) {
 			t.Errorf("%s: got %v, want %q in it", name, err, tc.want)
@@ -193,7 +199,7 @@ func TestSecretsInFiles(t *testing.T) {
 	p.Dir = t.TempDir()
 	p.TokenFile = filepath.Join(p.Dir, "si_token")
 	p.Server.TLS, p.Server.CA = true, string(text)
-	out, files, err := Bootstrap(p)
+	out, files, err := Bootstrap(t.Context(), p)
 	check.NoError(t, err)
 	if len(files) != 2 || strings.Contains(string(out), token) || strings.Contains(string(out), "CERTIFICATE") {
 		t.Errorf("got %d files and\n%s", len(files), out)
@@ -207,7 +213,7 @@ func TestSecretsInFiles(t *testing.T) {
 	}
 	other := p
 	other.Token, other.Server.CA = "another", "another"
-	again, otherFiles, err := Bootstrap(other)
+	again, otherFiles, err := Bootstrap(t.Context(), other)
 	check.NoError(t, err)
 	if !bytes.Equal(again, out) {
 		t.Errorf("with other secrets it is\n%s\nand was\n%s", again, out)
@@ -218,7 +224,7 @@ func TestSecretsInFiles(t *testing.T) {
 		}
 	}
 	p.Config = map[string]any{keyTemplate: `{"node": {"id": "{{ .Token }}", "cluster": "{{ .AgentCAPEM }}"}}`}
-	filled, files, err := Bootstrap(p)
+	filled, files, err := Bootstrap(t.Context(), p)
 	check.NoError(t, err)
 	if len(files) > 0 || !strings.Contains(string(filled), token) || !strings.Contains(string(filled), "CERTIFICATE") {
 		t.Errorf("got %d files and\n%s", len(files), filled)
@@ -237,7 +243,7 @@ func BenchmarkBootstrap(b *testing.B) {
 			p := proxy(config)
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, _, err := Bootstrap(p); err != nil {
+				if _, _, err := Bootstrap(b.Context(), p); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -249,7 +255,7 @@ func BenchmarkBootstrap(b *testing.B) {
 func TestNoAdmin(t *testing.T) {
 	p := proxy(nil)
 	p.Admin = Endpoint{}
-	out, _, err := Bootstrap(p)
+	out, _, err := Bootstrap(t.Context(), p)
 	check.NoError(t, err)
 	var got map[string]any
 	check.NoError(t, json.Unmarshal(out, &got))
@@ -257,12 +263,12 @@ func TestNoAdmin(t *testing.T) {
 		t.Errorf("the bootstrap is %s", out)
 	}
 	p.Config = map[string]any{keyPrometheusBind: "127.0.0.1:9102"}
-	_, _, err = Bootstrap(p)
+	_, _, err = Bootstrap(t.Context(), p)
 	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "admin API") {
 		t.Errorf("got %v", err)
 	}
 	p.Admin, p.Config = Endpoint{Socket: "/run/a.sock"}, map[string]any{keyTemplate: "{{ .AdminBindPort }}"}
-	_, _, err = Bootstrap(p)
+	_, _, err = Bootstrap(t.Context(), p)
 	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `admin = "tcp"`) {
 		t.Errorf("got %v", err)
 	}
@@ -283,17 +289,17 @@ func TestPrometheus(t *testing.T) {
 		"an authority alone":   {keyPrometheusCAPath, "/cas", keyPrometheusKey},
 		"an authority by list": {keyPrometheusCAFile, []any{"/ca.pem"}, "want a string"},
 	} {
-		_, _, err := Bootstrap(proxy(map[string]any{keyPrometheusBind: "127.0.0.1:9102", tc.key: tc.value}))
+		_, _, err := Bootstrap(t.Context(), proxy(map[string]any{keyPrometheusBind: "127.0.0.1:9102", tc.key: tc.value}))
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: got %v, want %q", name, err, tc.want)
 		}
-		if _, _, err := Bootstrap(proxy(map[string]any{tc.key: tc.value})); err != nil {
+		if _, _, err := Bootstrap(t.Context(), proxy(map[string]any{tc.key: tc.value})); err != nil {
 			t.Errorf("%s without a listener: %v", name, err)
 		}
 	}
 	p := proxy(map[string]any{keyPrometheusBind: "127.0.0.1:9102", keyPrometheusBackend: 20100.0})
 	p.Admin = Endpoint{}
-	out, _, err := Bootstrap(p)
+	out, _, err := Bootstrap(t.Context(), p)
 	check.NoError(t, err)
 	var got struct {
 		Static struct {
@@ -309,7 +315,7 @@ func TestPrometheus(t *testing.T) {
 // TestFieldsOfLater checks that a template may have fields that only a later Envoy knows, and that the others are
 // checked.
 func TestFieldsOfLater(t *testing.T) {
-	out, _, err := Bootstrap(proxy(map[string]any{keyTemplate: `{"node": {"id": "{{ .ProxyID }}", "later": 1}, "even": ["later"]}`}))
+	out, _, err := Bootstrap(t.Context(), proxy(map[string]any{keyTemplate: `{"node": {"id": "{{ .ProxyID }}", "later": 1}, "even": ["later"]}`}))
 	check.NoError(t, err)
 	if want := "{\n  \"node\": {\n    \"id\": \"web-sidecar-proxy\",\n    \"later\": 1\n  },\n  \"even\": [\n    \"later\"\n  ]\n}\n"; string(out) != want {
 		t.Errorf("got %s", out)
@@ -318,7 +324,7 @@ func TestFieldsOfLater(t *testing.T) {
 	const around = `{"later": 1, "static_resources": {"listeners": {"name": "l", "listener_filters": {"name": "f", %s}}}}`
 	for _, inside := range []string{router + "}", router + `, "later": {"a": [1]}}`} {
 		text := fmt.Sprintf(around, inside)
-		if _, _, err := Bootstrap(proxy(map[string]any{keyTemplate: text})); err != nil {
+		if _, _, err := Bootstrap(t.Context(), proxy(map[string]any{keyTemplate: text})); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
@@ -327,8 +333,30 @@ func TestFieldsOfLater(t *testing.T) {
 		`{"later": 1, "node": {"id": 5}}`, `{"later": 1, "static_resources": {"clusters": {"name": ""}}}`,
 		`{"later": 1, "admin": {"address": {"socket_address": {"address": "a", "port_value": 70000}}}}`,
 	} {
-		if out, _, err := Bootstrap(proxy(map[string]any{keyTemplate: text})); status.Code(err) != codes.InvalidArgument {
+		out, _, err := Bootstrap(t.Context(), proxy(map[string]any{keyTemplate: text}))
+		if status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %s, %v", text, out, err)
 		}
+	}
+}
+
+// TestTemplateWithoutEnd checks that a template that takes much time or memory, or gives much output, is ended, and
+// that it is a mistake of the proxy's configuration, which no retry mends.
+func TestTemplateWithoutEnd(t *testing.T) {
+	for name, text := range map[string]string{
+		"loop":    "{{range 1000000000}}{{end}}",
+		"output":  "{{range 20000000}}abcdefgh{{end}}",
+		"doubled": `{{len ("\\\\"` + strings.Repeat(" | js", 28) + ")}}",
+		"printed": `{{len (printf "` + strings.Repeat("%1000000d", 500) + `"` + strings.Repeat(" 1", 500) + `)}}`,
+	} {
+		_, _, err := Bootstrap(t.Context(), proxy(map[string]any{keyTemplate: text}))
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), keyTemplate+": it takes more than") {
+			t.Errorf("%s: error %v; want one that names the key and the bounds", name, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := Bootstrap(ctx, proxy(map[string]any{keyTemplate: "{}"})); status.Code(err) != codes.Canceled {
+		t.Errorf("a cancelled call: %v", err)
 	}
 }

@@ -2,11 +2,11 @@ package envoy
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
-	"text/template"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	"google.golang.org/grpc/codes"
@@ -40,11 +40,7 @@ type GRPC struct {
 const standIn = "00000000-0000-0000-0000-000000000000"
 
 // fromTemplate makes the bootstrap from an operator's template and the parts of our own bootstrap.
-func fromTemplate(p Proxy, text string, own *bootstrapv3.Bootstrap) ([]byte, error) {
-	t, err := template.New(keyTemplate).Parse(text)
-	if err != nil {
-		return nil, invalid(keyTemplate, "%v", err)
-	}
+func fromTemplate(ctx context.Context, p Proxy, text string, own *bootstrapv3.Bootstrap) ([]byte, error) {
 	args, err := argsOf(p, own)
 	if err != nil {
 		return nil, err
@@ -52,35 +48,35 @@ func fromTemplate(p Proxy, text string, own *bootstrapv3.Bootstrap) ([]byte, err
 	if p.Token != "" {
 		args.Token = standIn
 	}
-	b, err := render(t, args)
+	b, err := filled(ctx, text, args)
 	if err != nil || p.Token == "" {
 		return b, err
 	}
 	args.Token = p.Token
-	if b, err = render(t, args); err != nil {
+	if b, err = filled(ctx, text, args); status.Code(err) == codes.InvalidArgument {
 		return nil, invalid(keyTemplate, "gives a valid bootstrap with the token %q, but not with the proxy's", standIn)
 	}
-	return b, nil
+	return b, err
 }
 
-// render checks what the template gives. Fields that are unknown here are kept, since the operator's Envoy may know
+// filled checks what the template gives. Fields that are unknown here are kept, since the operator's Envoy may know
 // them: the result is then the text of the template.
-func render(t *template.Template, args templateArgs) ([]byte, error) {
-	var text bytes.Buffer
-	if err := t.Execute(&text, args); err != nil {
-		return nil, invalid(keyTemplate, "%v", err)
+func filled(ctx context.Context, template string, args templateArgs) ([]byte, error) {
+	text, err := render(ctx, template, args)
+	if err != nil {
+		return nil, err
 	}
 	b := &bootstrapv3.Bootstrap{}
-	err := fragment(keyTemplate, text.Bytes(), b)
+	err = fragment(keyTemplate, text, b)
 	if err == nil {
 		return encode(b, "  ")
 	}
 	b = &bootstrapv3.Bootstrap{}
-	if unmarshalAs(adapter{known: true}, text.Bytes(), b) != nil || validate(b) != nil {
+	if unmarshalAs(adapter{known: true}, text, b) != nil || validate(b) != nil {
 		return nil, err
 	}
 	var out bytes.Buffer
-	err = json.Indent(&out, bytes.TrimSpace(text.Bytes()), "", "  ")
+	err = json.Indent(&out, bytes.TrimSpace(text), "", "  ")
 	out.WriteByte('\n')
 	return out.Bytes(), err
 }

@@ -64,7 +64,7 @@ func (g *Generator) Generate(ctx context.Context, c service.Consul, req bootstra
 	}
 	p, err := g.await(ctx, c, req)
 	if err == nil {
-		out.Bootstrap, out.Files, err = envoy.Bootstrap(p)
+		out.Bootstrap, out.Files, err = envoy.Bootstrap(ctx, p)
 	}
 	if err != nil {
 		return out, about(req.ProxyID, err)

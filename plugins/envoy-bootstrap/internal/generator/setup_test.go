@@ -17,7 +17,10 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	envoy.RenderChild()
+	goleak.VerifyTestMain(m)
+}
 
 // generate generates a bootstrap with a new Generator, and checks that its error and its log contain no
 // token.

@@ -118,7 +118,7 @@ func (d *Door) Serve(ctx context.Context, host frontend.Host) error {
 		_, unix := at.(*net.UnixAddr)
 		pages.Handler = site.New(site.Config{
 			API: host.API, Sessions: keeper, Trend: ring, Actions: c.Actions, ActionsWithoutACLs: unix, TLS: c.CertFile != "",
-			Hosts: c.Hosts, Stopping: ctx.Done(), Log: slog.Default(),
+			Port: !unix, Hosts: c.Hosts, Stopping: ctx.Done(), Log: slog.Default(),
 		}).Handler()
 		close(pages.open)
 	})

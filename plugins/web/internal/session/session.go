@@ -40,6 +40,10 @@ type Keeper struct {
 	forms  []byte
 	length time.Duration
 	now    func() time.Time
+	// Name is a name of this host that nobody else knows, below localhost, which browsers take for the loopback address
+	// (RFC 6761, section 6.3). Without TLS a cookie goes to all ports of its host, and so to whatever others serve on
+	// 127.0.0.1 or localhost.
+	Name string
 }
 
 // New returns a keeper of sessions that last for a time.
@@ -56,7 +60,10 @@ func New(key []byte, length time.Duration) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Keeper{aead: aead, forms: derive(key, "form"), length: length, now: time.Now}, nil
+	return &Keeper{
+		aead: aead, forms: derive(key, "form"), length: length, now: time.Now,
+		Name: fmt.Sprintf("pannier-%x.localhost", derive(key, "name")[:8]),
+	}, nil
 }
 
 func derive(key []byte, purpose string) []byte {

@@ -18,6 +18,9 @@ type user struct{ session.Session }
 // who returns the user of a request. Without a session it has an empty one.
 func (s *Site) who(r *http.Request) user {
 	found, _ := s.Sessions.Of(r, s.overTLS(r))
+	if s.shared(r) {
+		return user{}
+	}
 	return user{found}
 }
 

@@ -1,7 +1,9 @@
 package site
 
 import (
+	"net"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -21,6 +23,14 @@ func (s *Site) signInForm(w http.ResponseWriter, r *http.Request) {
 
 // showSignIn shows the form. It begins a session where there is none, since the form is bound to it.
 func (s *Site) showSignIn(w http.ResponseWriter, r *http.Request, code int, problem string) {
+	if s.shared(r) {
+		at := url.URL{Scheme: "http", Host: s.Sessions.Name, Path: "/sign-in", RawQuery: url.Values{"to": {within(r.FormValue("to"))}}.Encode()}
+		if _, port, err := net.SplitHostPort(r.Host); err == nil {
+			at.Host = net.JoinHostPort(at.Host, port)
+		}
+		http.Redirect(w, r, at.String(), http.StatusSeeOther)
+		return
+	}
 	u := s.who(r)
 	if u.ID == "" {
 		u.Session = s.Sessions.Begin("", "")

@@ -4,6 +4,7 @@ import (
 	"html/template"
 	"log/slog"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/pannier/pannier/plugins/web/internal/session"
@@ -21,8 +22,8 @@ type Config struct {
 	Actions bool
 	// ActionsWithoutACLs allows it where ACLs are off, too: not everybody on this machine reaches the socket.
 	ActionsWithoutACLs bool
-	// TLS says that the listener has TLS.
-	TLS bool
+	// TLS says that the listener has TLS; Port that it has a port of this host, which others have, too.
+	TLS, Port bool
 	// Hosts are the names by which browsers may call the pages, besides localhost and IP addresses.
 	Hosts []string
 	// Stopping is closed when this process must finish: pages are not kept up to date any more, so that the browsers
@@ -53,6 +54,7 @@ const (
 
 // New returns the pages.
 func New(cfg Config) *Site {
+	cfg.Hosts = append(slices.Clone(cfg.Hosts), cfg.Sessions.Name)
 	return &Site{Config: cfg, host: host{cfg.API}, pages: parse(), streams: make(chan struct{}, maxStreams)}
 }
 

@@ -1,0 +1,68 @@
+package site
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/plugins/web/internal/session"
+	"github.com/pannier/pannier/sdk/api"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// Browsers send a cookie to all ports of a host: what another user serves on a port of the loopback address gets no
+// session, wherever the pages were opened, and a session that came by such an address counts for nothing.
+func TestACookieIsForNoOtherPort(t *testing.T) {
+	keeper := check.Must(session.New(make([]byte, session.KeySize), time.Hour))(t)
+	pages := New(Config{API: &api.Client{}, Sessions: keeper, Port: true})
+	site := httptest.NewServer(pages.Handler())
+	defer site.Close()
+	var stolen []string
+	thief := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		for _, c := range r.Cookies() {
+			stolen = append(stolen, r.Host+": "+c.String())
+		}
+	}))
+	defer thief.Close()
+	browser := &http.Client{
+		Jar: check.Must(cookiejar.New(nil))(t),
+		Transport: &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			_, port, _ := net.SplitHostPort(address) // all names below localhost are the loopback address
+			return new(net.Dialer).DialContext(ctx, network, net.JoinHostPort("127.0.0.1", port))
+		}},
+	}
+	defer browser.CloseIdleConnections()
+	get := func(address string) *http.Response {
+		t.Helper()
+		res := check.Must(browser.Get(address))(t)
+		_, _ = io.Copy(io.Discard, res.Body)
+		check.NoError(t, res.Body.Close())
+		return res
+	}
+	for _, host := range []string{"127.0.0.1", "localhost"} {
+		as := func(server *httptest.Server) string { return strings.Replace(server.URL, "127.0.0.1", host, 1) }
+		res := get(as(site) + "/sign-in?to=/volumes")
+		if at := res.Request.URL; at.Hostname() != keeper.Name || at.Query().Get("to") != "/volumes" || len(browser.Jar.Cookies(at)) != 1 {
+			t.Errorf("the form is at %s, with the cookies %v", at, browser.Jar.Cookies(at))
+		}
+		get(as(thief))
+	}
+	if len(stolen) > 0 {
+		t.Errorf("another port gets %q", stolen)
+	}
+	answer := httptest.NewRecorder()
+	check.NoError(t, keeper.Put(answer, keeper.Begin("secret", "name"), false))
+	for host, want := range map[string]string{"127.0.0.1:7480": "", "localhost": "", "[::1]:7480": "", keeper.Name + ":7480": "secret"} {
+		r := httptest.NewRequest(http.MethodGet, "http://"+host+"/", nil)
+		r.AddCookie(answer.Result().Cookies()[0])
+		if got := pages.who(r).Secret; got != want {
+			t.Errorf("at %s the session's secret is %q, not %q", host, got, want)
+		}
+	}
+}
