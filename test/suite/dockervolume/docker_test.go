@@ -321,7 +321,7 @@ func engineStalled(t *testing.T, r *rig) {
 	r.docker(t, "run", "--detach", "--name", "stalled", "-v", "stalled:/data", image)
 	r.rm(t, "stalled")
 	agent := r.Host.PID()
-	goOn := r.Daemon.Stall(t)
+	goOn := r.Stall(t)
 	for _, args := range [][]string{{"status"}, {"workload", "status"}, {"doctor", "-config", r.Config}} {
 		got := r.Host.Try(args...)
 		if got.Code != 0 {

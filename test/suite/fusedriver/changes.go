@@ -36,10 +36,7 @@ func mountChanges(input io.Reader, output io.Writer) error {
 	target := lines.Text()
 	c := &changes{}
 	root := &fs.LoopbackRoot{Path: dir}
-	root.NewNode = func(*fs.LoopbackRoot, *fs.Inode, string, *syscall.Stat_t) fs.InodeEmbedder {
-		return &changeNode{LoopbackNode: fs.LoopbackNode{RootData: root}, c: c}
-	}
-	top := root.NewNode(root, nil, "", nil)
+	top := &changeNode{&fs.LoopbackNode{RootData: root}, c}
 	root.RootNode = top
 	server, err := fs.Mount(target, top, &fs.Options{MountOptions: fuse.MountOptions{
 		FsName: "changes", DirectMountStrict: true, AllowOther: true, Options: []string{"default_permissions"},
@@ -64,39 +61,54 @@ func mountChanges(input io.Reader, output io.Writer) error {
 
 // A changeNode is a file or a folder of such a file system.
 type changeNode struct {
-	fs.LoopbackNode
+	*fs.LoopbackNode
 	c *changes
 }
 
-func (n *changeNode) Mknod(ctx context.Context, name string, mode, dev uint32, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+// WrapChild implements fs.NodeWrapChilder.
+func (n *changeNode) WrapChild(_ context.Context, child fs.InodeEmbedder) fs.InodeEmbedder {
+	return &changeNode{child.(*fs.LoopbackNode), n.c}
+}
+
+func (n *changeNode) Mknod(
+	ctx context.Context, name string, mode, dev uint32, out *fuse.EntryOut,
+) (*fs.Inode, syscall.Errno) {
 	if err := n.c.answer(); err != 0 {
 		return nil, err
 	}
 	return n.LoopbackNode.Mknod(ctx, name, mode, dev, out)
 }
 
-func (n *changeNode) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+func (n *changeNode) Mkdir(
+	ctx context.Context, name string, mode uint32, out *fuse.EntryOut,
+) (*fs.Inode, syscall.Errno) {
 	if err := n.c.answer(); err != 0 {
 		return nil, err
 	}
 	return n.LoopbackNode.Mkdir(ctx, name, mode, out)
 }
 
-func (n *changeNode) Symlink(ctx context.Context, target, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+func (n *changeNode) Symlink(
+	ctx context.Context, target, name string, out *fuse.EntryOut,
+) (*fs.Inode, syscall.Errno) {
 	if err := n.c.answer(); err != 0 {
 		return nil, err
 	}
 	return n.LoopbackNode.Symlink(ctx, target, name, out)
 }
 
-func (n *changeNode) Rename(ctx context.Context, name string, parent fs.InodeEmbedder, to string, flags uint32) syscall.Errno {
+func (n *changeNode) Rename(
+	ctx context.Context, name string, parent fs.InodeEmbedder, to string, flags uint32,
+) syscall.Errno {
 	if err := n.c.answer(); err != 0 {
 		return err
 	}
 	return n.LoopbackNode.Rename(ctx, name, parent, to, flags)
 }
 
-func (n *changeNode) Setattr(ctx context.Context, f fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
+func (n *changeNode) Setattr(
+	ctx context.Context, f fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut,
+) syscall.Errno {
 	if err := n.c.answer(); err != 0 {
 		return err
 	}
