@@ -85,13 +85,14 @@ func name(secure bool) string {
 	return "pannier"
 }
 
-// Put sets the cookie of a session. secure: the browser uses TLS.
-func (k *Keeper) Put(w http.ResponseWriter, s Session, secure bool) error {
+// Put sets the cookie of a session, which is for the browser of a request alone: another User-Agent does not open it.
+// secure: the browser uses TLS.
+func (k *Keeper) Put(w http.ResponseWriter, r *http.Request, s Session, secure bool) error {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	sealed := k.aead.Seal(nil, nil, text, nil)
+	sealed := k.aead.Seal(nil, nil, text, []byte(r.UserAgent()))
 	http.SetCookie(w, &http.Cookie{
 		Name: name(secure), Value: base64.RawURLEncoding.EncodeToString(sealed), Path: "/", Expires: s.Expires,
 		HttpOnly: true, Secure: secure, SameSite: http.SameSiteStrictMode,
@@ -99,7 +100,7 @@ func (k *Keeper) Put(w http.ResponseWriter, s Session, secure bool) error {
 	return nil
 }
 
-// ErrNone is returned where a request has no session, or one that has ended or was made with another key.
+// ErrNone is returned where a request has no session, or one that has ended, is of another browser or was made with another key.
 var ErrNone = errors.New("there is no session")
 
 // Of returns the session of a request.
@@ -112,7 +113,7 @@ func (k *Keeper) Of(r *http.Request, secure bool) (s Session, err error) {
 	if err != nil {
 		return s, ErrNone
 	}
-	text, err := k.aead.Open(nil, nil, sealed, nil)
+	text, err := k.aead.Open(nil, nil, sealed, []byte(r.UserAgent()))
 	if err != nil || json.Unmarshal(text, &s) != nil || !k.now().Before(s.Expires) {
 		return Session{}, ErrNone
 	}

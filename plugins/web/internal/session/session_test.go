@@ -27,16 +27,17 @@ func keeper(t *testing.T, of byte) (*Keeper, *time.Time) {
 func requestWith(t *testing.T, k *Keeper, s Session, secure bool) *http.Request {
 	t.Helper()
 	w := httptest.NewRecorder()
-	check.NoError(t, k.Put(w, s, secure))
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Header.Set("User-Agent", "browser")
+	check.NoError(t, k.Put(w, r, s, secure))
 	for _, c := range w.Result().Cookies() {
 		r.AddCookie(c)
 	}
 	return r
 }
 
-// A session is read by each process with the key, until it ends; and by none with another key, or over another
-// transport.
+// A session is read by each process with the key, until it ends; and by none with another key, over another
+// transport or of another browser.
 func TestSession(t *testing.T) {
 	first, now := keeper(t, 1)
 	next, later := keeper(t, 1)
@@ -53,6 +54,10 @@ func TestSession(t *testing.T) {
 		}
 		if _, err := next.Of(r, !secure); !errors.Is(err, ErrNone) {
 			t.Errorf("over another transport: %v", err)
+		}
+		r.Header.Set("User-Agent", "curl")
+		if _, err := next.Of(r, secure); !errors.Is(err, ErrNone) {
+			t.Errorf("by another browser: %v", err)
 		}
 	}
 	r := requestWith(t, first, s, false)

@@ -183,7 +183,7 @@ func (s *Site) confirm(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		u.Session = s.Sessions.Begin("", "")
-		if err := s.Sessions.Put(w, u.Session, s.overTLS(r)); err != nil {
+		if err := s.Sessions.Put(w, r, u.Session, s.overTLS(r)); err != nil {
 			s.fail(w, r, u, http.StatusInternalServerError, err.Error())
 			return
 		}

@@ -57,7 +57,7 @@ func TestACookieIsForNoOtherPort(t *testing.T) {
 		t.Errorf("another port gets %q", stolen)
 	}
 	answer := httptest.NewRecorder()
-	check.NoError(t, keeper.Put(answer, keeper.Begin("secret", "name"), false))
+	check.NoError(t, keeper.Put(answer, httptest.NewRequest(http.MethodGet, "/", nil), keeper.Begin("secret", "name"), false))
 	for host, want := range map[string]string{"127.0.0.1:7480": "", "localhost": "", "[::1]:7480": "", keeper.Name + ":7480": "secret"} {
 		r := httptest.NewRequest(http.MethodGet, "http://"+host+"/", nil)
 		r.AddCookie(answer.Result().Cookies()[0])

@@ -34,7 +34,7 @@ func (s *Site) showSignIn(w http.ResponseWriter, r *http.Request, code int, prob
 	u := s.who(r)
 	if u.ID == "" {
 		u.Session = s.Sessions.Begin("", "")
-		if err := s.Sessions.Put(w, u.Session, s.overTLS(r)); err != nil {
+		if err := s.Sessions.Put(w, r, u.Session, s.overTLS(r)); err != nil {
 			s.fail(w, r, u, http.StatusInternalServerError, err.Error())
 			return
 		}
@@ -77,7 +77,7 @@ func (s *Site) signIn(w http.ResponseWriter, r *http.Request) {
 	}
 	// A session of its own: what was known of the one before is worth nothing now.
 	begun := s.Sessions.Begin(secret, self.GetToken().GetName())
-	if err := s.Sessions.Put(w, begun, s.overTLS(r)); err != nil {
+	if err := s.Sessions.Put(w, r, begun, s.overTLS(r)); err != nil {
 		s.fail(w, r, before, http.StatusInternalServerError, err.Error())
 		return
 	}
@@ -91,7 +91,7 @@ func (s *Site) signOut(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, u, http.StatusForbidden, "This form was not of your session: nothing was done.")
 		return
 	}
-	if err := s.Sessions.Put(w, s.Sessions.Begin("", ""), s.overTLS(r)); err != nil {
+	if err := s.Sessions.Put(w, r, s.Sessions.Begin("", ""), s.overTLS(r)); err != nil {
 		s.fail(w, r, u, http.StatusInternalServerError, err.Error())
 		return
 	}
