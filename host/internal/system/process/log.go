@@ -26,11 +26,13 @@ const (
 	maxLog = 10 << 20
 	// maxLine is the length in bytes above which a line is logged in parts.
 	maxLine = 64 << 10
-	// readAtOnce is the most that Tail reads before it checks the size again, so that a process that floods its log
-	// does not outrun it.
-	readAtOnce = 1 << 20
+	// readAtOnce is the most that Tail reads at a time. It checks the size after each readBuffer, which is small: a
+	// process that floods its log with short lines writes much more while they are logged.
+	readAtOnce, readBuffer = 1 << 20, 4 << 10
 	// tailInterval is the least time between two reads of the log.
 	tailInterval = 100 * time.Millisecond
+	// floodInterval is that of a log which has just been emptied since its process prints too fast.
+	floodInterval = 5 * time.Millisecond
 )
 
 // Tail copies what a process prints to path into log until ctx ends, then reads the rest and returns. JSON lines of
@@ -55,8 +57,12 @@ func Tail(ctx context.Context, path string, log hclog.Logger) error {
 			t.flush()
 			return nil
 		}
+		pause := tailInterval
+		if t.dropped {
+			pause = floodInterval
+		}
 		select {
-		case <-time.After(tailInterval):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			continue
 		}
@@ -83,6 +89,7 @@ type tail struct {
 	buf      []byte
 	pending  []byte // the beginning of an incomplete line
 	panicked bool   // a Go program is printing its panic
+	dropped  bool   // the process prints faster than it can be logged
 }
 
 func openTail(path string, log hclog.Logger) (*tail, error) {
@@ -95,7 +102,7 @@ func openTail(path string, log hclog.Logger) (*tail, error) {
 		_ = file.Close()
 		return nil, err
 	}
-	t := &tail{path: path, log: log, file: file, mark: mark, buf: make([]byte, 64<<10)}
+	t := &tail{path: path, log: log, file: file, mark: mark, buf: make([]byte, readBuffer)}
 	if data, err := io.ReadAll(io.LimitReader(mark, 32)); err == nil {
 		t.offset, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 		t.offset = max(t.offset, 0)
@@ -119,9 +126,8 @@ func (t *tail) read() (more bool, err error) {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return false, err
 		}
-		if err != nil || total >= readAtOnce {
-			end, whole := t.offset, err != nil
-			err = t.settle()
+		end, whole := t.offset, err != nil
+		if err = t.settle(); err != nil || t.dropped || whole || total >= readAtOnce {
 			return !whole || t.offset < end, err
 		}
 	}
@@ -149,6 +155,7 @@ func (t *tail) settle() error {
 		}
 		t.offset = 0
 	}
+	t.dropped = unread >= maxLog
 	return t.save()
 }
 

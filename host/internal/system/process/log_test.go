@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // lines collects what is logged, as "[LEVEL] message: fields".
@@ -122,6 +124,42 @@ func TestTailKeepsTheFileSmall(t *testing.T) {
 	appendTo(t, path, "after\n")
 	waitFor(t, "what follows", func() bool { return strings.Contains(out.String(), "after") })
 	stop()
+}
+
+// flood is a sink of log lines. A process writes more to its log than it reads for each.
+type flood struct {
+	t       *testing.T
+	path    string
+	lines   int
+	largest int64
+}
+
+func (f *flood) Write(p []byte) (int, error) {
+	if f.lines++; f.lines < 50_000 {
+		appendTo(f.t, f.path, strings.Repeat("y\n", 1<<10))
+	}
+	info, err := os.Stat(f.path)
+	check.NoError(f.t, err)
+	f.largest = max(f.largest, info.Size())
+	return len(p), nil
+}
+
+func TestTailOfAFlood(t *testing.T) {
+	f := &flood{t: t, path: filepath.Join(t.TempDir(), "log")}
+	appendTo(t, f.path, strings.Repeat("y\n", 1<<19))
+	tail := check.Must(openTail(f.path, hclog.New(&hclog.LoggerOptions{Output: f, Level: hclog.Trace})))(t)
+	defer tail.close()
+	for more := true; more; {
+		var err error
+		more, err = tail.read()
+		check.NoError(t, err)
+	}
+	if f.largest < maxLog {
+		t.Fatalf("%d lines were logged, no flood", f.lines)
+	}
+	if f.largest > 2*maxLog {
+		t.Errorf("the log had %d MiB", f.largest>>20)
+	}
 }
 
 func TestTailSurvivesATruncation(t *testing.T) {
