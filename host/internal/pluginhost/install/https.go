@@ -17,7 +17,7 @@ import (
 )
 
 // NewHTTP returns a client that goes to https addresses only, also when it is redirected, and bounds how long a server
-// may stay silent. The time for a whole file is the caller's.
+// may stay silent.
 func NewHTTP() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
@@ -50,6 +52,8 @@ type Config struct {
 	Signing signing.Policy
 	// HTTP makes requests to https addresses and registries, see NewHTTP.
 	HTTP *http.Client
+	// Timeout of the whole; 0: an hour.
+	Timeout time.Duration
 }
 
 // Installed is a plugin in the plugin directory.
@@ -102,6 +106,14 @@ func Upgrade(ctx context.Context, cfg Config) (Installed, error) {
 }
 
 func install(ctx context.Context, cfg Config, upgrade bool) (got Installed, err error) {
+	limit := cmp.Or(cfg.Timeout, time.Hour)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	defer func() {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) && err != nil {
+			err = fmt.Errorf("it was given up after %s: install from a faster source, or from a copy on this host (%w)", limit, err)
+		}
+	}()
 	i := &installation{Config: cfg, stage: filepath.Join(cfg.Dir, staging)}
 	for _, text := range cfg.Versions {
 		if text == "" {

@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"aead.dev/minisign"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -151,6 +152,23 @@ func reach(s *httptest.Server) *http.Client {
 	trusting := s.Client().Transport.(*http.Transport).TLSClientConfig
 	client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: trusting.RootCAs}
 	return client
+}
+
+// A server that sends a byte at a time does not hold an installation for ever.
+func TestSlowServer(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for r.Context().Err() == nil {
+			_, _ = io.WriteString(w, "x")
+			_ = http.NewResponseController(w).Flush()
+		}
+	}))
+	defer s.Close()
+	_, err := Install(t.Context(), Config{
+		Source: s.URL + "/slow_v1.0.0", Dir: t.TempDir(), Arch: runtime.GOARCH, HTTP: reach(s), Timeout: 100 * time.Millisecond,
+	})
+	if err == nil || !strings.Contains(err.Error(), "given up after 100ms") {
+		t.Errorf("got %v", err)
+	}
 }
 
 // newRegistry starts an OCI registry.
