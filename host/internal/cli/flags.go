@@ -165,7 +165,8 @@ func entries[T any](p *paging, get func(size int32, token string) (page []T, nex
 			return nil, "", err
 		}
 		all = append(all, page...)
-		if next == "" {
+		// One that answers with the same token again would be asked for ever.
+		if next == "" || next == token {
 			return all, "", nil
 		}
 		token = next

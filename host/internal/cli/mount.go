@@ -345,7 +345,8 @@ func startMount(ctx context.Context, client *api.Client, req *hostv1.StartWorklo
 }
 
 // bindVolume mounts what the agent has published. mount(8), which would look the target up again, only notes in
-// /run/mount/utab that umount(8) has to call the helper. The volume's own nosuid and nodev stay.
+// /run/mount/utab that umount(8) has to call the helper, and options such as _netdev: without it systemd takes what it
+// finds for a local mount, and waits for ever for targets that are ordered after both kinds. The volume's own nosuid and nodev stay.
 func bindVolume(ctx context.Context, r *mountRequest, m *hostv1.Mount, target *os.File) error {
 	var attr unix.MountAttr
 	for _, flag := range r.flags {
@@ -373,8 +374,8 @@ func bindVolume(ctx context.Context, r *mountRequest, m *hostv1.Mount, target *o
 		unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return err
 	}
-	err = runMount(ctx, "mount", "--fake", "--internal-only", "--bind", "-o", "helper=pannier", "--", m.GetHostPath(),
-		r.target)
+	noted := strings.Join(append([]string{"helper=pannier"}, r.noted...), ",")
+	err = runMount(ctx, "mount", "--fake", "--internal-only", "--bind", "-o", noted, "--", m.GetHostPath(), r.target)
 	if err != nil {
 		err = errors.Join(err, unix.Unmount(fmt.Sprintf("/proc/self/fd/%d", source), unix.MNT_DETACH))
 	}
@@ -465,7 +466,9 @@ type mountRequest struct {
 	timeout                           time.Duration
 	// flags are for the mount at the target, driver for the driver.
 	flags, driver []string
-	workload      string
+	// noted are those that mount(8) and systemd read back from /run/mount/utab.
+	noted    []string
+	workload string
 }
 
 // umountRequest is what umount(8) wants: umount.pannier TARGET [-flnrv] [-N NAMESPACE] [-t TYPE].
@@ -490,7 +493,7 @@ var (
 		"relatime": {clear: unix.MOUNT_ATTR__ATIME}, "norelatime": {clear: unix.MOUNT_ATTR__ATIME}, // the kernel's default
 	}
 	onlyOfMount = []string{
-		"defaults", "rw", "suid", "dev", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nousers", "owner",
+		"defaults", "rw", "suid", "dev", "auto", "noauto", "nofail", "user", "nouser", "users", "nousers", "owner",
 		"noowner", "group", "nogroup", "silent", "loud",
 	}
 	refusedByMount = []string{"bind", "rbind", "move", "remount", "loop", "helper", "uhelper"}
@@ -564,7 +567,10 @@ func parseMount(args []string) (*mountRequest, error) {
 func (r *mountRequest) option(option string) (err error) {
 	name, value, valued := strings.Cut(option, "=")
 	switch {
-	case option == "" || slices.Contains(onlyOfMount, option) || strings.HasPrefix(name, "x-") || name == "comment":
+	case strings.HasPrefix(name, "x-mount."): // mount(8) has done it
+	case option == "_netdev" || strings.HasPrefix(name, "x-"):
+		r.noted = append(r.noted, option)
+	case option == "" || slices.Contains(onlyOfMount, option) || name == "comment":
 	case option == "ro":
 		r.readOnly = true
 	case name == "namespace" && valued:

@@ -246,16 +246,24 @@ func TestFstab(t *testing.T) {
 pannier:data /data pannier _netdev,nofail,x-systemd.requires=pannier.socket,x-systemd.after=pannier.service 0 0
 pannier:lazy /lazy pannier _netdev,nofail,x-systemd.automount,x-systemd.requires=pannier.service 0 0
 `, 0o644)
+	h.unit("unit.mount", `[Unit]
+Requires=pannier.socket
+After=pannier.service
+[Mount]
+What=pannier:unit
+Where=/unit
+Type=pannier
+Options=_netdev`)
 	h.unit("volumes.service", `[Unit]
 Requires=pannier.service
 After=pannier.service
-Before=data.mount
+Before=data.mount unit.mount
 DefaultDependencies=no
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart=/bin/sh -c 'until pannier volume create /root/data.hcl && pannier volume create /root/lazy.hcl; do sleep 0.1; done'`)
-	for _, id := range []string{"data", "lazy"} {
+ExecStart=/bin/sh -c 'until pannier volume create /root/data.hcl && pannier volume create /root/lazy.hcl && pannier volume create /root/unit.hcl; do sleep 0.1; done'`)
+	for _, id := range []string{"data", "lazy", "unit"} {
 		h.Write("/root/"+id+".hcl", fmt.Sprintf(volume, id), 0o644)
 	}
 	h.unit("app.service", `[Unit]
@@ -266,8 +274,9 @@ Type=oneshot
 RemainAfterExit=yes
 ExecStart=/bin/sh -c 'echo mine >/data/app'`)
 	h.Boot()
-	h.is("data.mount", "active")
-	h.is("app.service", "active")
+	for _, unit := range []string{"data.mount", "unit.mount", "app.service", "remote-fs.target", "multi-user.target"} {
+		h.is(unit, "active")
+	}
 	if !h.claimed("data") || h.claimed("lazy") {
 		t.Errorf("claimed: data %t, lazy %t", h.claimed("data"), h.claimed("lazy"))
 	}
