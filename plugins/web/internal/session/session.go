@@ -100,7 +100,8 @@ func (k *Keeper) Put(w http.ResponseWriter, r *http.Request, s Session, secure b
 	return nil
 }
 
-// ErrNone is returned where a request has no session, or one that has ended, is of another browser or was made with another key.
+// ErrNone is returned where a request has no session, or one that has ended, is of another browser or was made with
+// another key.
 var ErrNone = errors.New("there is no session")
 
 // Of returns the session of a request.
