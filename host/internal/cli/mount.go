@@ -346,8 +346,7 @@ func startMount(ctx context.Context, client *api.Client, req *hostv1.StartWorklo
 
 // bindVolume mounts what the agent has published. mount(8), which would look the target up again, only notes in
 // /run/mount/utab that umount(8) has to call the helper, and options such as _netdev: without it systemd takes what it
-// finds for a local mount, and waits for ever for targets that are ordered after both kinds. The volume's own nosuid and
-// nodev stay.
+// finds for a local mount, and the boot never ends. The volume's own nosuid and nodev stay.
 func bindVolume(ctx context.Context, r *mountRequest, m *hostv1.Mount, target *os.File) error {
 	var attr unix.MountAttr
 	for _, flag := range r.flags {
