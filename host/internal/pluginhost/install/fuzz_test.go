@@ -4,9 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
 
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -38,6 +43,41 @@ func FuzzArchive(f *testing.F) {
 		}
 		if _, err := os.Lstat(filepath.Join(i.stage, "bundle")); err == nil {
 			t.Error("it was unpacked")
+		}
+	})
+}
+
+// answers is a registry that answers all requests alike.
+type answers []byte
+
+func (a answers) RoundTrip(req *http.Request) (*http.Response, error) {
+	return &http.Response{
+		StatusCode: http.StatusOK, Request: req, Body: io.NopCloser(bytes.NewReader(a)), ContentLength: int64(len(a)),
+		Header: http.Header{
+			"Content-Type":          {ocispec.MediaTypeImageManifest},
+			"Docker-Content-Digest": {content.NewDescriptorFromBytes("", a).Digest.String()},
+		},
+	}, nil
+}
+
+// Whatever a registry answers, the files of an artifact are names without a path.
+func FuzzRegistry(f *testing.F) {
+	f.Add([]byte(`{"layers": [{"annotations": {"org.opencontainers.image.title": "p_v1.0.0"}}]}`))
+	f.Add([]byte(`{"layers": [{"annotations": {"org.opencontainers.image.title": "../p_v1.0.0"}}, {}]}`))
+	f.Add([]byte(`{"tags": ["1.0.0", "x", "2.0.0-rc1"]}`))
+	f.Add([]byte(`{"manifests": [{"platform": {"os": "linux", "architecture": "amd64"}}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, source := range []string{"oci://registry.example/p:1.0.0", "oci://registry.example/p"} {
+			i := installation{Config: Config{Source: source, Arch: "amd64", HTTP: &http.Client{Transport: answers(data)}}}
+			b, err := i.openOCI(t.Context())
+			if err != nil {
+				continue
+			}
+			for _, name := range b.names {
+				if strings.Contains(name, "/") {
+					t.Errorf("it has the file %q", name)
+				}
+			}
 		}
 	})
 }
