@@ -239,6 +239,7 @@ func TestJoining(t *testing.T) {
 func allServersAreLost(t *testing.T, net *testnet.TestNet, node *testhost.Host, servers ...*testhost.Host) {
 	t.Helper()
 	first := servers[0]
+	first.Run("driver", "approve", "local", node.Name)
 	node.Run("volume", "create", node.Write("sealed.hcl", localVolume("sealed")+"secrets {\n  password = \"sealed\"\n}\n"))
 	// The node follows a leader of a later term than the first one of a new cluster.
 	for _, s := range []*testhost.Host{servers[1], servers[2], servers[0]} {
