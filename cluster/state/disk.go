@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/pannier/pannier/internal/atomicfile"
+	"github.com/pannier/pannier/internal/diskspace"
 )
 
 // The ledger's directory has:
@@ -76,12 +77,12 @@ func takeBallast(dir string) error {
 	for i := range int64(ballastFiles) {
 		path := filepath.Join(dir, fmt.Sprintf(ballastFile, i))
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|syscall.O_CLOEXEC, 0o600)
-		if full(err) {
+		if diskspace.IsFull(err) {
 			return nil
 		}
 		if err == nil && i == 0 {
 			err = syscall.Fallocate(int(f.Fd()), 0, 0, ballastSize)
-			if errors.Is(err, syscall.EOPNOTSUPP) || full(err) {
+			if errors.Is(err, syscall.EOPNOTSUPP) || diskspace.IsFull(err) {
 				err = nil
 			}
 		}
@@ -91,8 +92,6 @@ func takeBallast(dir string) error {
 	}
 	return nil
 }
-
-func full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 func dropBallast(dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "ballast*"))

@@ -2,9 +2,13 @@
 package diskspace
 
 import (
+	"errors"
 	"fmt"
 	"syscall"
 )
+
+// IsFull reports whether an error is that of a disk or a quota without room for more.
+func IsFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // Lack describes what a directory's file system lacks of bytes and of inodes, for an unprivileged user; empty: nothing.
 // A file system without a limit of inodes always has some.

@@ -15,7 +15,6 @@ import (
 	"errors"
 	"os"
 	"sync"
-	"syscall"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/hashicorp/go-hclog"
@@ -26,6 +25,7 @@ import (
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
+	"github.com/pannier/pannier/internal/diskspace"
 )
 
 // Name is the driver's name, as GetPluginInfo reports it.
@@ -156,7 +156,7 @@ func failed(err error) error {
 		return status.Error(codes.DeadlineExceeded, err.Error())
 	case errors.Is(err, context.Canceled):
 		return status.Error(codes.Canceled, err.Error())
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case diskspace.IsFull(err):
 		return status.Errorf(codes.ResourceExhausted, "%v: free some space on the host's disk", err)
 	case errors.Is(err, filesystem.ErrElsewhere):
 		return status.Errorf(codes.FailedPrecondition, "%v, which is not the volume's: make a new volume", err)

@@ -24,6 +24,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/diskspace"
 )
 
 // ErrForeign says that something else is in the place of what was written: a link, a directory, or a file of
@@ -84,7 +86,7 @@ func (d *Dir) Write(p Place, file string, data []byte, uid int) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case diskspace.IsFull(err):
 		return fmt.Errorf("write %s: %w: remove what the workload has written below %s, where it has %s: %w",
 			d.Path(p, file), ErrFull, d.Workload(p), workloadSize, err)
 	default:
