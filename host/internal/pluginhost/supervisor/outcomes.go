@@ -327,7 +327,9 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 	var trailer metadata.MD
 	err := c.ClientConn.Invoke(inner, method, args, reply, append(opts, grpc.Trailer(&trailer))...)
 	c.gen.i.sup.called(c.gen, method, err, time.Since(f.began))
-	switch given := ctx.Err() != nil; {
+	// The plugin's timer may fire before that of ctx.
+	deadline, bound := ctx.Deadline()
+	switch given := ctx.Err() != nil || bound && !time.Now().Before(deadline); {
 	case status.Code(err) == codes.Canceled && !given && c.gen.abandoned.Err() != nil:
 		c.gen.outcomes.end(f)
 		return replaced{errAbandoned}
