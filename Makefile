@@ -245,6 +245,11 @@ bench-page: ## Write the results of make bench into test/bench/TABLE.md
 house: ## Print the rooms with their lines, budgets and arrows; fail when a room is over its budget
 	@go run ./test/house
 
+.PHONY: words
+words: ## Print comments and prose whose grammar has to be read twice, and count them (ONLY=PATHS)
+	@tools/words $(ONLY)
+words: ONLY =
+
 .PHONY: lint
 lint: house ## Check the Go code, its import rules, the rooms' budgets and the protobuf files
 	"$$(tools/tool golangci-lint)" run $(PACKAGES)

@@ -29,8 +29,8 @@ func (n *Node) Identity(ctx context.Context) (claim.Cluster, error) {
 }
 
 // Apply sends a command to the leader, this server or another (Ledger). A command that may be sent several times has a
-// key, so that it is applied once. What this server decides as the leader is not sent to another one: its successor may
-// have promised the opposite.
+// key, so that it is applied once. The leader's own decisions are not sent to another server: its successor may have
+// promised the opposite.
 func (n *Node) Apply(ctx context.Context, c command.Command) (any, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
@@ -59,8 +59,8 @@ func (n *Node) Apply(ctx context.Context, c command.Command) (any, error) {
 }
 
 // ApplyHere puts a command into this server's log, with this server's time, if this server leads, and waits for its
-// result. It shares writes of the log and transactions with those of other callers. After ErrNotLeader, ErrUncertain
-// and ErrClosed the command may be repeated.
+// result. It shares writes of the log and transactions with other callers. After ErrNotLeader, ErrUncertain and
+// ErrClosed the command may be repeated.
 func (n *Node) ApplyHere(ctx context.Context, c command.Command) (any, error) {
 	resigned := n.resigned.Wait()
 	if !n.Leader() {

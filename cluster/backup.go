@@ -23,7 +23,7 @@ import (
 // as newer.
 const indexGap = 1 << 20
 
-// ErrBadBackup says that the bytes are not a backup, or a damaged one.
+// ErrBadBackup means that the bytes are not a backup, or a damaged one.
 var ErrBadBackup = backup.ErrBad
 
 // Backup describes a backup.

@@ -2,7 +2,7 @@
 // Open a Node, change the ledger through its methods, read it through Read, and wait for changes with Watch.
 // DESIGN.md gives the reasons.
 //
-// Errors that comments name without their package are those of cluster/claim (refusals) and cluster/command.
+// Errors that comments name without their package are from cluster/claim (refusals) and cluster/command.
 //
 // The rules are in cluster/claim, the log entries in cluster/command, and the files in cluster/state.
 package cluster
@@ -147,7 +147,7 @@ func (n *Node) Close() error {
 		n.mu.Lock()
 		n.closed = true
 		n.mu.Unlock()
-		// Raft answers every command while it runs, but not all of those that it still holds when it is shut down.
+		// Raft answers every command while it runs, but not all commands that it still holds when it is shut down.
 		n.inFlight.Wait()
 		n.stop()
 		n.loops.Wait()

@@ -90,9 +90,8 @@ func (n *Node) ReadChanged(ctx context.Context, b Blocking, topics []state.Topic
 	return index, n.store.View(fn)
 }
 
-// ReadHere is ReadChanged of this server's ledger, whether or not it leads: Age says how stale that may be. After
-// a start it waits until the server has caught up with the leader; while there is no leader, it reads what there
-// is.
+// ReadHere is ReadChanged of this server's ledger, whether or not it leads: Age bounds how stale that may be. After a
+// start it waits until the server has caught up with the leader; while there is no leader, it reads what there is.
 func (n *Node) ReadHere(ctx context.Context, b Blocking, topics []state.Topic,
 	fn func(tx *state.ReadTx) error,
 ) (index uint64, err error) {
@@ -120,8 +119,8 @@ func (n *Node) ReadHere(ctx context.Context, b Blocking, topics []state.Topic,
 	return index, n.store.View(fn)
 }
 
-// ReadLatest is Read on the leader: it includes everything that was acknowledged to anyone before the call.
-// Errors: ErrNotLeader, and those of ctx and of fn.
+// ReadLatest is Read on the leader: it includes everything that was acknowledged to anyone before the call. Errors:
+// ErrNotLeader, and the errors of ctx and fn.
 func (n *Node) ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error {
 	if err := n.verifyLeader(ctx); err != nil {
 		return err

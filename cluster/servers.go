@@ -69,8 +69,8 @@ func (n *Node) manage(ctx context.Context) {
 // Peers returns the servers of the cluster as this one knows it, by name, after asking each for its status.
 func (n *Node) Peers(ctx context.Context) ([]Peer, error) { return n.raft.Peers(ctx) }
 
-// Autopilot returns the settings by which this server manages the others, or would: those that an operator has set
-// in the ledger, or else those of its configuration.
+// Autopilot returns the settings by which this server manages the others, or would: the operator's settings from the
+// ledger, or else its configuration's.
 func (n *Node) Autopilot() claim.Autopilot {
 	var a claim.Autopilot
 	var found bool

@@ -10,9 +10,9 @@ import (
 )
 
 // Badger writes through memory maps of sparse files, so on a full disk it does not return an error: the host gets
-// SIGBUS. Commands are refused before that: those that add something below SpaceToGrow, and those that release
-// something below spaceToRelease, where opening is refused too. The rest is for the memtables, a compaction and
-// the log's next file.
+// SIGBUS. Commands are refused before that: commands that add something below SpaceToGrow, and commands that release
+// something below spaceToRelease, where opening is refused too. The rest is for the memtables, a compaction and the
+// log's next file.
 const (
 	// SpaceToGrow is the free space of its disk, in bytes, below which the ledger takes nothing new.
 	SpaceToGrow    = 64 << 20

@@ -48,7 +48,7 @@ type Role struct {
 	ModifiedAt  time.Time `json:"modified_at"`
 }
 
-// TokenType says what limits a token.
+// TokenType is what limits a token.
 type TokenType string
 
 // The types.
@@ -93,7 +93,7 @@ type Bootstrap struct {
 	At         time.Time `json:"at"`
 }
 
-// Granted is a token with its policies, those of its roles included, each once, by name. Deleted policies are left
+// Granted is a token with its policies, including its roles' policies, each once, by name. Deleted policies are left
 // out.
 type Granted struct {
 	Token    Token    `json:"token"`
@@ -199,7 +199,7 @@ var (
 	ErrTokenNotFound = errcode.NotFound.New("ACL token not found")
 )
 
-// BootstrappedError is an ErrBootstrapped that says how to do it again.
+// BootstrappedError is an ErrBootstrapped with the command that resets the bootstrap.
 type BootstrappedError struct {
 	ResetIndex uint64
 }

@@ -21,7 +21,7 @@ const Format = "pannier-ledger-1"
 // maxHeader bounds the line of JSON, in bytes.
 const maxHeader = 4 << 10
 
-// ErrBad says that the bytes are not a backup, or a damaged one.
+// ErrBad means that the bytes are not a backup, or a damaged one.
 var ErrBad = errcode.InvalidArgument.New("bad backup of the ledger")
 
 // Backup describes a backup. Secrets in it are encrypted, as they are in the ledger.

@@ -32,7 +32,7 @@ const (
 	maxIndex = 1 << 62
 )
 
-// ErrBadSnapshot says that the bytes are not a snapshot, or a damaged one, or have a record that no ledger has.
+// ErrBadSnapshot means that the bytes are not a snapshot, or a damaged one, or have a record that no ledger has.
 var ErrBadSnapshot = errors.New("bad snapshot of the ledger")
 
 // SnapshotHead returns the header of a snapshot.
@@ -66,7 +66,7 @@ func SnapshotIndex(r io.Reader) (uint64, error) {
 }
 
 // Records verifies a snapshot while it passes its records on, and returns its index. A record is valid during the call
-// only. What passes can be restored: the ledger's database and raft end the program if it cannot.
+// only. A snapshot that passes can be restored: the ledger's database and raft end the program if it cannot.
 func Records(r io.Reader, record func(kind byte, value []byte) error) (uint64, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	index, err := SnapshotIndex(in)

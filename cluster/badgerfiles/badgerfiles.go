@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Damage says which file is damaged.
+// Damage names the damaged file.
 type Damage struct {
 	File string
 	Err  error
@@ -186,7 +186,7 @@ func checkTable(data []byte, key *pb.DataKey) error {
 	return nil
 }
 
-// checked takes a checksum from the end of the data and compares it with that of the part which it covers.
+// checked takes a checksum from the end of the data and compares it with the checksum of the part that it covers.
 func checked(data []byte, part func(rest *ending) ([]byte, error)) ([]byte, error) {
 	rest := &ending{data}
 	sum, err := rest.sized()
@@ -244,7 +244,7 @@ func decrypted(data []byte, key *pb.DataKey) ([]byte, error) {
 // follows, padded with zeros.
 const logHeader = 8 + 12
 
-// checkLogs checks the headers of the logs: those of memtables, and the value log.
+// checkLogs checks the headers of the memtables' logs and of the value log.
 func checkLogs(dir string, registry *badger.KeyRegistry) error {
 	files, err := os.ReadDir(dir)
 	if err != nil {

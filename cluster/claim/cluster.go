@@ -23,7 +23,7 @@ func (c *Cluster) Validate() error {
 // MaxServers bounds the servers of a cluster, and with them bootstrap_expect and min_quorum.
 const MaxServers = 15
 
-// Autopilot says how the leader manages the servers.
+// Autopilot has the settings by which the leader manages the servers.
 type Autopilot struct {
 	// CleanupDeadServers removes dead servers from raft, as long as MinQuorum servers remain, and never half of
 	// them at once.
@@ -214,7 +214,7 @@ type KeyRotation struct {
 	Since time.Time `json:"since"`
 }
 
-// RotationPhase says how far a rotation has come.
+// RotationPhase is how far a rotation has come.
 type RotationPhase string
 
 // The phases of a rotation, in this order.
@@ -223,9 +223,9 @@ const (
 	KeyPublished RotationPhase = "published"
 	// KeyReplaced: the next key signs. The previous one is published for the JWTs that it has signed.
 	KeyReplaced RotationPhase = "replaced"
-	// KeyWithdrawn: the previous key is published no more. Whoever verifies may still accept it.
+	// KeyWithdrawn: the previous key is no longer published. Verifiers may still accept it.
 	KeyWithdrawn RotationPhase = "withdrawn"
 )
 
-// Published says whether the rotation's key is published beside the signing key.
+// Published reports whether the rotation's key is published beside the signing key.
 func (r *KeyRotation) Published() bool { return r.Phase == KeyPublished || r.Phase == KeyReplaced }

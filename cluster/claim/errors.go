@@ -60,7 +60,7 @@ var (
 	ErrCycle = errcode.FailedPrecondition.New("workloads wait for one another")
 	// ErrTokenNotFound: the ledger knows no such token.
 	ErrTokenNotFound = errcode.FailedPrecondition.New("token not found")
-	// ErrSnapshotExists: the name is that of another volume's snapshot.
+	// ErrSnapshotExists: another volume's snapshot has the name.
 	ErrSnapshotExists = errcode.AlreadyExists.New("exists")
 	// ErrSnapshotNotFound: the ledger knows no snapshot of that name.
 	ErrSnapshotNotFound = errcode.NotFound.New("is not known")
@@ -77,7 +77,7 @@ func (c conflict) Error() string { return string(c) }
 
 func (conflict) Unwrap() error { return ErrConflict }
 
-// Refusal says why a volume was refused and who holds it. It matches its Reason in errors.Is: ErrHeld, ErrModes,
+// Refusal explains why a volume was refused and who holds it. It matches its Reason in errors.Is: ErrHeld, ErrModes,
 // ErrReadOnly, ErrUnsupported, ErrConflict, ErrVolumeInUse or ErrMarked.
 type Refusal struct {
 	Reason  error

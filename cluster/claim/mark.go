@@ -24,21 +24,21 @@ var acts = map[Act]struct{ going, conflict string }{
 		"let others write to the same volume; stop the workloads first, as with: pannier node drain -enable NODE"},
 }
 
-// Mark says that an act is under way. The command that checks that nobody has the volume sets it, and no claim is
+// Mark is set while an act is under way. The command that checks that nobody has the volume sets it, and no claim is
 // granted while it stands. It ends with the act. If the act's caller has gone, or its driver did not answer, the leader
 // repeats the act, since drivers accept that: only the driver knows whether it is done.
 type Mark struct {
 	Act   Act       `json:"act"`
 	By    string    `json:"by,omitempty"`
 	Since time.Time `json:"since,omitzero"`
-	// Call is the key of the caller's call. Whoever finishes the act does so in that call's name, so that another attempt
-	// of the call learns of it.
+	// Call is the key of the caller's call. An agent that finishes the act does so in that call's name, so that another
+	// attempt of the call learns of it.
 	Call string `json:"call,omitempty"`
 	// Index is the ledger index at which the mark was last taken. It identifies the caller that may end it.
 	Index uint64 `json:"index,omitempty"`
 	// Term is raft's term of that entry. Only the leader of that term can restore a ledger.
 	Term uint64 `json:"term,omitempty"`
-	// Repeated says that an earlier call of the act may still be under way, so that only the driver's success ends it.
+	// Repeated is true if an earlier call of the act may still be under way, so that only the driver's success ends it.
 	Repeated bool `json:"repeated,omitempty"`
 	// CapacityMin and CapacityMax are the arguments of Expanding.
 	CapacityMin int64 `json:"capacity_min,omitempty"`

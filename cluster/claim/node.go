@@ -88,7 +88,7 @@ func (n *Node) AnotherBoot(bootID string) bool {
 // Machine is the public part of a node's SecretHash. It distinguishes machines with the same name.
 func Machine(secretHash string) string { return secretHash[:min(16, len(secretHash))] }
 
-// EarlierBoot returns an ErrEarlierBoot that says what the node's new boot has to wait for.
+// EarlierBoot returns an ErrEarlierBoot with what the node's new boot has to wait for.
 func (n *Node) EarlierBoot() error {
 	return fmt.Errorf(
 		"node %q: %w: this ends when its lease is over, or it has no claims; if two machines have a copy of one"+
@@ -339,7 +339,7 @@ type Driver struct {
 	ControllersExpected int `json:"controllers_expected"`
 	NodesHealthy        int `json:"nodes_healthy"`
 	NodesExpected       int `json:"nodes_expected"`
-	// HadController says that a node has reported a controller, and so is its first one (Node.ControllerOf).
+	// HadController is true if a node has reported a controller, and so is its first one (Node.ControllerOf).
 	HadController bool `json:"had_controller,omitempty" proto:"-"`
 
 	// Nodes is the driver on each node, by node name. A query fills it in.

@@ -58,7 +58,7 @@ func InID(r rune) bool {
 	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.'
 }
 
-// maxUnusual is how many characters of a volume's id may be other than those of CheckID. In a path each becomes three
+// maxUnusual is how many characters of a volume's id may be others than CheckID accepts. In a path each becomes three
 // bytes (mounts.Layout), and an element of a path has 255.
 const maxUnusual = (255 - MaxID) / 2
 
@@ -154,7 +154,7 @@ func (v *Volume) Validate() error {
 	return c.err
 }
 
-// Problems are all faults of a definition of which the driver has not given its part yet.
+// Problems are all faults of a definition before the driver has given its part.
 func (d *Definition) Problems() []*FieldError { return d.check().all }
 
 func (d *Definition) check() checker {

@@ -110,17 +110,17 @@ type Volume struct {
 	Definition `proto:"spec"`
 
 	Capacity int64 `json:"capacity,omitempty"` // bytes, as the driver reported; 0: unknown
-	// Grown says that the driver has expanded it, and that each node that mounts it must expand its content too
-	// (CSI spec, node_expansion_required).
+	// Grown is true if the driver has expanded it and each node that mounts it must expand its content too (CSI spec,
+	// node_expansion_required).
 	Grown      bool       `json:"grown,omitempty" proto:"-"`
 	Topologies []Topology `json:"topologies,omitempty"` // where it is accessible from, as the driver reported
-	// MutableParameters are those that were changed since its creation (CSI spec, ControllerModifyVolume).
+	// MutableParameters are the parameters that were changed since its creation (CSI spec, ControllerModifyVolume).
 	MutableParameters map[string]string `json:"mutable_parameters,omitempty"`
 	SealedSecrets     []byte            `json:"sealed_secrets,omitempty" proto:"-"` // opaque to the cluster
 	// SecretsKey is the id of the key that they are encrypted with; empty: a key that the ledger did not name yet.
 	SecretsKey string `json:"secrets_key,omitempty" proto:"-"`
 
-	// AccessMode and AttachmentMode are those of the first claim; empty while there is no claim.
+	// AccessMode and AttachmentMode are the first claim's modes; empty while there is no claim.
 	AccessMode     AccessMode     `json:"access_mode,omitempty"`
 	AttachmentMode AttachmentMode `json:"attachment_mode,omitempty"`
 

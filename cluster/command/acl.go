@@ -57,7 +57,7 @@ type ExpireACLTokens struct {
 	Returns[ExpireACLTokensResult]
 }
 
-// ExpireACLTokensResult answers ExpireACLTokens. More says that there may be more.
+// ExpireACLTokensResult answers ExpireACLTokens. More is true if there may be more.
 type ExpireACLTokensResult struct {
 	Deleted []acl.Token
 	More    bool

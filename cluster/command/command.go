@@ -6,9 +6,9 @@
 // entry returns ErrUnknownCommand: it must stop there, since its ledger would differ from the others' from then
 // on.
 //
-// Commands are plain data. All of them carry the leader's time, because no clock may be read when they are
-// applied. A new command needs its type and its result type, a method of Ledger that applies it, and one row in
-// the registry (registry.go). TestGoldenEntries says which line testdata/entries.txt needs.
+// Commands are plain data. All of them carry the leader's time, because no clock may be read when they are applied. A
+// new command needs its type and its result type, a method of Ledger that applies it, and one row in the registry
+// (registry.go). TestGoldenEntries prints the line that testdata/entries.txt needs.
 package command
 
 import (
@@ -37,7 +37,7 @@ type Of[R any] interface {
 	returns(R)
 }
 
-// Returns is embedded in every command, and says what its result is.
+// Returns is embedded in every command and names the type of its result.
 type Returns[R any] struct{ Stamp }
 
 func (*Returns[R]) returns(R) {}

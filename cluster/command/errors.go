@@ -31,12 +31,12 @@ var (
 )
 
 var (
-	// ErrUnknownCommand says that the entry was written by a newer program. A server that finds one in its log
-	// must stop there and be upgraded.
+	// ErrUnknownCommand means that the entry was written by a newer program. A server that finds one in its log must stop
+	// there and be upgraded.
 	ErrUnknownCommand = errcode.Unimplemented.New("unknown command in the log (written by a newer version)")
-	// ErrMalformed says that the entry is not a command of any version.
+	// ErrMalformed means that the entry is not a command of any version.
 	ErrMalformed = errcode.InvalidArgument.New("malformed command")
-	// ErrTooLarge says that the command is bigger than MaxSize.
+	// ErrTooLarge means that the command is bigger than MaxSize.
 	ErrTooLarge = errcode.InvalidArgument.New("command is too large")
 )
 

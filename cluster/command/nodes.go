@@ -39,9 +39,9 @@ type DeleteNodeResult struct {
 // SetNodeStatus records whether a node is heard from. An unknown node is claim.ErrNodeNotFound. A node that is
 // down stays down when it is reported as disconnected.
 //
-// With down, its workloads are ended and its claims become node-detached, at most MaxItems claims per command.
-// More says that there are others, for the next command with Continues and After from the result; that command
-// does nothing if the node has come back meanwhile. Starting over without Continues and After is correct too.
+// With down, its workloads are ended and its claims become node-detached, at most MaxItems claims per command. More is
+// true if there are others, for the next command with Continues and After from the result; that command does nothing if
+// the node has come back meanwhile. Starting over without Continues and After is correct too.
 type SetNodeStatus struct {
 	Returns[SetNodeStatusResult]
 	Name   string           `json:"name"`
@@ -106,7 +106,7 @@ type PutLiveness struct {
 type SetAutopilot struct {
 	Returns[claim.Autopilot]
 	Change claim.AutopilotChange `json:"change"`
-	// First are the settings to change if the ledger has none: those that the leader uses.
+	// First are the leader's settings, which are changed if the ledger has none.
 	First claim.Autopilot `json:"first"`
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrUnknownQuery says that the query was sent by a newer program.
+// ErrUnknownQuery means that the query was sent by a newer program.
 var ErrUnknownQuery = errcode.Unimplemented.New("unknown query (of a newer version: upgrade this server)")
 
 // Query is a read that agents without a ledger send to the leader, encoded as one byte of kind and its fields.
@@ -28,7 +28,7 @@ type QueryOf[A any] interface {
 	asks(A)
 }
 
-// Asks is embedded in every query, and says what its answer is.
+// Asks is embedded in every query and names the type of its answer.
 type Asks[A any] struct{ Blocking }
 
 func (*Asks[A]) asks(A) {}

@@ -33,8 +33,8 @@ type DeregisterVolume struct {
 	Deleted uint64 `json:"deleted,omitempty"`
 }
 
-// DeregisterVolumeResult answers DeregisterVolume. LeftBehind are claims that were deleted although they may still
-// be mounted. More says that the volume had more claims than one command may free, and still exists.
+// DeregisterVolumeResult answers DeregisterVolume. LeftBehind are claims that were deleted although they may still be
+// mounted. More is true if the volume had more claims than one command may free, and still exists.
 type DeregisterVolumeResult struct {
 	Volume     claim.Volume
 	LeftBehind []claim.Claim
@@ -132,7 +132,7 @@ type DeleteWorkloads struct {
 	EndedBefore time.Time `json:"ended_before"`
 }
 
-// DeleteWorkloadsResult answers DeleteWorkloads. More says that there may be more.
+// DeleteWorkloadsResult answers DeleteWorkloads. More is true if there may be more.
 type DeleteWorkloadsResult struct {
 	Deleted []claim.WorkloadRef
 	More    bool

@@ -46,7 +46,7 @@ func Follow(db *badger.DB, log hclog.Logger) *Compactor {
 	return c
 }
 
-// Wrote says that something was written. It does not wait.
+// Wrote reports a write. It does not wait.
 func (c *Compactor) Wrote() {
 	select {
 	case c.wrote <- struct{}{}:
@@ -83,7 +83,7 @@ func (c *Compactor) run() {
 	}
 }
 
-// due says whether level 0 is worth a compaction.
+// due reports whether level 0 is worth a compaction.
 func due(levels []badger.LevelInfo) bool {
 	below := int64(0)
 	for _, l := range levels[1:] {

@@ -40,7 +40,7 @@ type Config struct {
 	// KeyringFile keeps the keys (mode 0600), and SnapshotFile the last known members. Empty: they are lost with
 	// the process.
 	KeyringFile, SnapshotFile string
-	// Memberlist has the timings of gossip; nil: those of a local network. Names, addresses and keys in it are
+	// Memberlist has the timings of gossip; nil: the timings for a local network. Names, addresses and keys in it are
 	// overwritten.
 	Memberlist *memberlist.Config
 	// Logger may be nil.
@@ -213,7 +213,7 @@ func (d *Discovery) Changed() <-chan struct{} {
 	return d.changed.Wait()
 }
 
-// Members returns all agents that gossip knows, including this one and those that have failed or left, by name.
+// Members returns all agents that gossip knows, including this one and failed or departed ones, by name.
 func (d *Discovery) Members() []Member {
 	return d.members(func(serf.Member) bool { return true })
 }
@@ -298,7 +298,7 @@ func (d *Discovery) Join(addresses ...string) (int, error) {
 	return n, nil
 }
 
-// ErrNoMember says that gossip knows no such agent.
+// ErrNoMember means that gossip knows no such agent.
 var ErrNoMember = errcode.NotFound.New("no such member")
 
 // ForceLeave makes all others treat a failed member as one that has left; with prune it is forgotten at once. A

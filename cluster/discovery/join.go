@@ -85,8 +85,8 @@ func (d *Discovery) misplaced() bool {
 // alone reports whether no other agent is known to be alive.
 func (d *Discovery) alone() bool { return d.Alive() < 2 }
 
-// lastSeen reads the addresses of other agents from the last run, including those that were unreachable at its
-// end. Serf itself tries them only once, at its start.
+// lastSeen reads the addresses of other agents from the last run, including agents that were unreachable at its end.
+// Serf itself tries them only once, at its start.
 func lastSeen(snapshot string) ([]string, error) {
 	if snapshot == "" {
 		return nil, nil

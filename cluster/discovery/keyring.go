@@ -16,10 +16,10 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrNotEncrypted says that gossip is not encrypted, so there is no keyring.
+// ErrNotEncrypted means that gossip is not encrypted, so there is no keyring.
 var ErrNotEncrypted = errcode.FailedPrecondition.New("gossip is not encrypted: start the agents with `encrypt`")
 
-// Keys says which keys the members have. The keys themselves are secret.
+// Keys is what the members know of the keys of gossip. The keys themselves are secret.
 type Keys struct {
 	// Members is how many agents were asked.
 	Members int

@@ -134,7 +134,7 @@ func (t *boundedTransport) begin(conn net.Conn) (*boundedStream, error) {
 	return &boundedStream{Conn: conn, t: t, from: from, of: u}, nil
 }
 
-// boundedStream is a connection of which the bytes count until it is closed.
+// boundedStream is a connection whose bytes count until it is closed.
 type boundedStream struct {
 	net.Conn
 	t    *boundedTransport

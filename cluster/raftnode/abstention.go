@@ -21,7 +21,7 @@ import (
 // also over restarts, until it has everything that a leader had after the loss. An empty server may have lost
 // everything: it votes only with the servers that it has promised to form a cluster with.
 
-// abstainsFile, in the raft directory, exists as long as the server abstains, and says why.
+// abstainsFile, in the raft directory, exists as long as the server abstains, and explains why.
 const abstainsFile = "abstains.json"
 
 // catchUpPause is how often an abstaining server checks whether it has caught up.
@@ -30,7 +30,7 @@ const catchUpPause = 100 * time.Millisecond
 // errAbstains answers requests for the vote.
 var errAbstains = errors.New("this server has lost a part of its log: it does not vote until it has caught up")
 
-// loss says why a server abstains.
+// loss explains why a server abstains.
 type loss struct {
 	// Why describes the damage; empty: the server is new, or has lost everything.
 	Why string `json:"why,omitempty"`

@@ -23,7 +23,7 @@ type confirmations struct {
 	next     notify.Broadcast
 }
 
-// answer says that a server was in a term after a question.
+// answer is a server's statement that it was in a term after a question.
 type answer struct{ term, question uint64 }
 
 // ask begins a question and returns its number.

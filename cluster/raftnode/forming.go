@@ -90,7 +90,7 @@ func (f *forming) run(ctx context.Context) {
 	}
 }
 
-// try forms the cluster if everything is ready and this server has to. The error says what is missing.
+// try forms the cluster if everything is ready and this server has to. The error names what is missing.
 func (f *forming) try(ctx context.Context) error {
 	expect := f.n.cfg.BootstrapExpect
 	if damage := f.n.abstention.damage(); damage != "" {

@@ -19,7 +19,7 @@ import (
 // and if the log is truncated it continues from there; it reports neither. So all checksums are verified here
 // before the log is opened, and the log's end is compared with the ledger.
 
-// ErrDamaged says that the raft log is damaged.
+// ErrDamaged means that the raft log is damaged.
 var ErrDamaged = errors.New("the raft log is damaged")
 
 // openLog opens the log. A damaged log is set aside if other servers have the entries too.

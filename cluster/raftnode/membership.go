@@ -67,7 +67,7 @@ type manager struct {
 	answered map[raft.ServerID]time.Time
 }
 
-// follow brings raft's servers in line with those that gossip knows.
+// follow brings raft's servers in line with the servers that gossip knows.
 func (m *manager) follow(ctx context.Context) {
 	servers, err := m.n.servers()
 	if err != nil {

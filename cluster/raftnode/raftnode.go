@@ -33,8 +33,8 @@ type Config struct {
 	// BootstrapExpect is how many servers form the cluster when none has raft state. With 0 this server forms
 	// none: it waits to be added.
 	BootstrapExpect int
-	// ElectionTimeout is how long servers wait for a leader: for its next heartbeat, and for the end of an election.
-	// A leader that no majority answers for so long leads no more. 0: DefaultElectionTimeout.
+	// ElectionTimeout is how long servers wait for a leader: for its next heartbeat, and for the end of an election. A
+	// leader that no majority answers for so long stops leading. 0: DefaultElectionTimeout.
 	ElectionTimeout time.Duration
 	// Streams connect to the other servers, and Members says where they are. Both nil: there are no others.
 	// Streams are closed with the node.
@@ -88,9 +88,9 @@ const (
 	cachedEntries = maxAppend
 	// segmentSize is the size of the log's files, which are allocated whole.
 	segmentSize = 8 << 20
-	// How often raft checks whether to take a snapshot, after how many entries it takes one, and how many entries
-	// it keeps behind it for servers that lag. A start reads all entries after the snapshot, also those that the FSM
-	// has: about 20 µs each.
+	// How often raft checks whether to take a snapshot, after how many entries it takes one, and how many entries it keeps
+	// behind it for servers that lag. A start reads all entries after the snapshot, also entries that the FSM has: about
+	// 20 µs each.
 	snapshotInterval  = time.Minute
 	snapshotThreshold = 4 << 10
 	trailingLogs      = 8 << 10

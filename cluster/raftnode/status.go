@@ -115,7 +115,7 @@ func (n *Node) Status() Status {
 // SetLeaving records whether this server leaves the cluster, for the leader that asks.
 func (n *Node) SetLeaving(leaving bool) { n.leaving.Store(leaving) }
 
-// ErrAlone says that this server has no connection to other servers.
+// ErrAlone means that this server has no connection to other servers.
 var ErrAlone = errors.New("this server has no transport to others")
 
 // Ask asks another server for its status.
@@ -127,7 +127,7 @@ func (n *Node) Ask(ctx context.Context, server string) (Status, error) {
 	return r.Status, err
 }
 
-// askAll asks all servers among the members that are alive, at once. Those that do not answer are left out.
+// askAll asks all servers among the members that are alive, at once. Servers that do not answer are left out.
 func (n *Node) askAll(ctx context.Context, members []discovery.Member) map[string]Status {
 	var mu sync.Mutex
 	var all sync.WaitGroup

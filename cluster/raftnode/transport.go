@@ -35,7 +35,7 @@ const question byte = 0xF1
 // changes; members say where that server is now. So neither a new address nor a transport that was added later
 // changes anything in raft. Asks between servers use the same stream layer.
 //
-// Whoever has the gossip key can announce any address, so a server is looked for at the address that the ledger has for
+// A holder of the gossip key can announce any address, so a server is looked for at the address that the ledger has for
 // it too, and only the one whose certificate has its name is believed.
 type streams struct {
 	under   Streams
@@ -230,7 +230,7 @@ func (s *streams) Dial(name raft.ServerAddress, timeout time.Duration) (net.Conn
 	return nil, errors.Join(errs...)
 }
 
-// addresses returns where a server may be. The error says why it is not looked for where gossip sees it.
+// addresses returns where a server may be. The error explains why it is not looked for where gossip sees it.
 func (s *streams) addresses(name string) (addresses []string, err error) {
 	err = fmt.Errorf("no address is known for server %q: gossip has not seen it", name)
 	var refused string

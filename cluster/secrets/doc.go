@@ -12,7 +12,7 @@
 //
 // Each key is in a file that only the agent's user can read: the first key of a standalone host in a file of its own,
 // those of a cluster in a directory. A file is written once and never changed: whoever loses the last copy of a key
-// loses the secrets that it seals. The ledger says which key seals (Use); as long as it names none, it is the first
+// loses the secrets that it seals. The ledger names the key that seals (Use); as long as it names none, it is the first
 // key of a standalone host.
 //
 // Neither a key nor a secret may be in an error, and a Sealer and a Key print as ids.

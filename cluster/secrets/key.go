@@ -17,7 +17,7 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// keySize is that of an AES-256 key in bytes.
+// keySize is the size of an AES-256 key in bytes.
 const keySize = 32
 
 // Key seals and unseals. It prints as its id.

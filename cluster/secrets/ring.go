@@ -18,8 +18,8 @@ type Files struct {
 	First string
 	// Dir has the other keys, each in a file named by its id and ".key".
 	Dir string
-	// Shared says that other hosts keep the ledger too. Then OpenFiles makes no key, and First does not seal before
-	// the ledger names it.
+	// Shared is true if other hosts keep the ledger too. Then OpenFiles makes no key, and First does not seal before the
+	// ledger names it.
 	Shared bool
 }
 

@@ -109,7 +109,7 @@ func (tx aclWrites) DeleteACLRoles(c *command.DeleteACLRoles) ([]string, error) 
 	return deleteNamed[acl.Role](tx.writeTx, "roles to delete", c.Names, roleKey)
 }
 
-// deleteNamed deletes records without index keys, and returns the names of those that existed.
+// deleteNamed deletes records without index keys, and returns the names of the records that existed.
 func deleteNamed[T any](tx *writeTx, object string, names []string,
 	key func(string) string,
 ) (deleted []string, err error) {

@@ -111,7 +111,7 @@ func checkItems(items []command.Advance) error {
 // addClaim stores a new claim.
 func (tx *writeTx) addClaim(c *claim.Claim) error { return tx.writeClaim(c, nil, c) }
 
-// putClaim stores a claim and moves its index keys from those of the existing record.
+// putClaim stores a claim and moves the index keys of the existing record.
 func (tx *writeTx) putClaim(c *claim.Claim) error { return tx.replaceClaim(c, c) }
 
 // freeClaim deletes a claim.

@@ -168,8 +168,8 @@ func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
 	return wanted, nil
 }
 
-// settleOwner sets the workload and the node that a claim or a token of a start may leave empty. problem says how
-// they differ from those of the start; empty: they match.
+// settleOwner sets the workload and the node that a claim or a token of a start may leave empty. problem is how they
+// differ from the start's; empty: they match.
 func settleOwner(c *command.StartWorkload, workload *claim.WorkloadRef, node *string) (problem string) {
 	if *node == "" {
 		*node = c.Node
@@ -209,7 +209,7 @@ func (tx *writeTx) take(want claim.Claim, at time.Time) (v claim.Volume, granted
 	return v, granted, true, err
 }
 
-// holders returns the claims that decide on another claim, in the order of the ledger: those of the volume or, if
+// holders returns the claims that decide on another claim, in the order of the ledger: the volume's claims or, if
 // claims of others cannot forbid it, the workload's own claim and one more for a refusal to name.
 func (tx *writeTx) holders(want claim.Claim) ([]claim.Claim, error) {
 	if !claim.AlwaysAllowed(want.AccessMode, want.Mode) {

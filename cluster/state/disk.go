@@ -51,7 +51,7 @@ const closedMark = layout + " closed"
 // ballastSize is more than what closing writes: both memtables and a table's index, in bytes.
 const ballastSize = 16 << 20
 
-// ballastFiles is the number of files of ballast, the first of which has all the space: more than closing makes.
+// ballastFiles is the number of files of ballast. The first one has all the space: more than closing makes.
 const ballastFiles = 8
 
 // bootIDPath is replaced by tests.
@@ -175,7 +175,7 @@ func removeGenerations(dir string, keep int) error {
 	return nil
 }
 
-// ErrWrongKey says that the ledger is encrypted with another key than the one given.
+// ErrWrongKey means that the ledger is encrypted with another key than the one given.
 var ErrWrongKey = errors.New("the ledger is encrypted with another key")
 
 // Option changes how a store is opened.

@@ -66,8 +66,8 @@ func (tx *ReadTx) setModes(v *claim.Volume) error {
 	return nil
 }
 
-// setModes sets a volume's modes, which are those of its first claim. They are stored nowhere else: so they come
-// with the first claim and go with the last.
+// setModes sets a volume's modes, which are its first claim's. They are stored nowhere else: so they come with the
+// first claim and go with the last.
 func setModes(v *claim.Volume, held []claim.Claim) {
 	if len(held) == 0 {
 		v.AccessMode, v.AttachmentMode = "", ""
@@ -331,7 +331,7 @@ func (tx *ReadTx) Tokens(namespace string) ([]claim.Token, error) {
 	return tx.tokensAt(span{base: tokensByWorkload, sub: sub})
 }
 
-// TokensOf lists a workload's tokens, including those of earlier runs.
+// TokensOf lists a workload's tokens, including tokens of earlier runs.
 func (tx *ReadTx) TokensOf(ref claim.WorkloadRef) ([]claim.Token, error) {
 	return tx.tokensAt(span{base: tokensByWorkload, sub: workloadPart(ref) + "/"})
 }

@@ -216,7 +216,7 @@ func (tx *reader) scan(s span, values bool, fn func(key string, value []byte) er
 	}
 }
 
-// applier applies commands in a transaction. Each part has the commands of one noun; writeTx itself has those of
+// applier applies commands in a transaction. Each part has the commands of one noun; writeTx itself has the commands of
 // workloads, their claims and their tokens.
 type applier struct {
 	*writeTx

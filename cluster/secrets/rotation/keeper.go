@@ -30,7 +30,7 @@ type Ledger interface {
 
 // Servers makes calls to the other servers (peer.Servers).
 type Servers interface {
-	// SecretsKeys asks them for keys by their ids. The error says which did not answer.
+	// SecretsKeys asks them for keys by their ids. The error names the servers that did not answer.
 	SecretsKeys(ctx context.Context, ids ...string) ([]secrets.Key, error)
 	// OfferSecretsKey sends a key to one of them, which has it on disk when the error is nil.
 	OfferSecretsKey(ctx context.Context, server string, key secrets.Key) error
@@ -59,7 +59,7 @@ type Keeper struct {
 	problem string
 
 	counting  sync.Mutex
-	volumes   map[string]int // those that a key seals, by the key
+	volumes   map[string]int // how many volumes have secrets that a key seals, by the key
 	volumesAt uint64         // no volume had changed since this index when they were counted
 }
 
@@ -79,7 +79,7 @@ const (
 	longestPass  = time.Minute // for the leader, which reads all volumes
 )
 
-// Problem says why this server cannot seal, or cannot unseal all, secrets; empty: it can.
+// Problem explains why this server cannot seal, or cannot unseal all, secrets; empty: it can.
 func (k *Keeper) Problem() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -128,7 +128,7 @@ func (k *Keeper) again(ctx context.Context, longest time.Duration, fn func(ctx c
 	}
 }
 
-// Sync brings this server's keys up to date with the ledger once. The error says which key could not be obtained.
+// Sync brings this server's keys up to date with the ledger once. The error names the key that could not be obtained.
 func (k *Keeper) Sync(ctx context.Context) error {
 	var keys claim.SecretsKeys
 	err := k.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {

@@ -56,7 +56,7 @@ func (k *Keeper) pass(ctx context.Context) error {
 	return errors.Join(resealed, removed)
 }
 
-// removeOld removes the old keys that are not needed any more. The error names those that are.
+// removeOld removes the old keys that are no longer needed. The error names the keys that are still needed.
 func (k *Keeper) removeOld(ctx context.Context, keys claim.SecretsKeys) error {
 	needed, err := k.sealed(ctx)
 	if err != nil {
@@ -192,7 +192,7 @@ type Status struct {
 	// Active is the key that seals; empty: none yet.
 	Active string
 	Keys   []KeyStatus // the oldest first
-	// Problem says why this server cannot unseal all secrets; empty: it can.
+	// Problem explains why this server cannot unseal all secrets; empty: it can.
 	Problem string
 }
 
@@ -203,7 +203,7 @@ type KeyStatus struct {
 	AddedAt time.Time
 	// Sealed is the number of volumes, and signing keys, that need it.
 	Sealed int
-	// Here says that this server has it.
+	// Here is true if this server has it.
 	Here bool
 }
 

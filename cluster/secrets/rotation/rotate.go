@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrNotEverywhere says that a key has not reached all servers that must have it.
+// ErrNotEverywhere means that a key has not reached all servers that must have it.
 var ErrNotEverywhere = errcode.Unavailable.New("not every server has the new secrets key, so the old one stays in use")
 
 // Rotate makes a new key the one that seals, and returns its id. What old keys seal is re-encrypted in the background
