@@ -41,7 +41,7 @@ func WriteJSON(path string, v any) error {
 	return WriteFile(path, append(data, '\n'))
 }
 
-// has says whether a regular file (0600) has the contents that an earlier WriteFile, which synced them, gave it.
+// has reports whether a regular file (0600) has the contents that an earlier WriteFile, which synced them, gave it.
 func has(path string, data []byte) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode() != 0o600 || info.Size() != int64(len(data)) {

@@ -12,7 +12,7 @@ import (
 // Patience is how long a file system may take to answer.
 const Patience = 2 * time.Second
 
-// ErrNoAnswer says that a call has not returned in time, or that an earlier one of the same thing has not yet.
+// ErrNoAnswer means that a call has not returned in time, or that an earlier one of the same thing has not yet.
 var ErrNoAnswer = errors.New("it does not answer")
 
 // Calls makes calls by the name of what may hang. The zero value is ready.

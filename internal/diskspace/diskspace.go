@@ -1,4 +1,4 @@
-// Package diskspace says whether a disk has room: bytes, and inodes for new files.
+// Package diskspace reports whether a disk has room: bytes, and inodes for new files.
 package diskspace
 
 import (
@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// IsFull reports whether an error is that of a disk or a quota without room for more.
+// IsFull reports whether an error comes from a disk or a quota without room for more.
 func IsFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // Lack describes what a directory's file system lacks of bytes and of inodes, for an unprivileged user; empty: nothing.

@@ -2,7 +2,7 @@
 // those who read it: begin a new line that looks like the host's own, move the cursor or set the title of a terminal
 // (ECMA-48), or reverse the order of what follows (Unicode's bidirectional overrides).
 //
-// Escapes are those of Go and JSON alike, so a line of JSON means the same as before. What is escaped stays as it is
+// Escapes are valid in Go and JSON alike, so a line of JSON means the same as before. What is escaped stays as it is
 // when it is escaped again.
 package printable
 

@@ -80,7 +80,7 @@ func parseStat(text string) (s Stat, err error) {
 	return s, err
 }
 
-// Processes lists all processes, also those that have ended and that nobody has waited for yet.
+// Processes lists all processes, also processes that have ended and that nobody has waited for yet.
 func Processes() ([]Stat, error) {
 	pids, err := Numbers(Root)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package trusted says whether a path can be changed by others than those who already rule the host: root, the agent's
-// own user, and the user who became root by sudo to start it. Whoever else could change a plugin, a driver's program or
-// the configuration, or put another file in its place, could run code as the agent. Nor must root make, mount or remove
-// anything by a name that somebody else can give to something else meanwhile.
+// Package trusted reports whether a path can be changed by others than those who already rule the host: root, the
+// agent's own user, and the user who became root by sudo to start it. Whoever else could change a plugin, a driver's
+// program or the configuration, or put another file in its place, could run code as the agent. Nor must root make,
+// mount or remove anything by a name that somebody else can give to something else meanwhile.
 //
 // What must stay true: every component of the path, and of what symbolic links on the way lead to, belongs to one of
 // these users, and no other user can write to it. In a sticky directory, such as /tmp, only the owner of an entry can
@@ -24,7 +24,7 @@ import (
 // maxLinks is how many symbolic links a path may have, as in the kernel (path_resolution(7)).
 const maxLinks = 40
 
-// Error says who else could change a path, and what to do.
+// Error names who else could change a path, and what to do.
 type Error struct {
 	// Path was to be checked, At is the component of it that others can change.
 	Path, At string

@@ -12,15 +12,15 @@ import (
 	"time"
 )
 
-// ErrAnswers says that another process listens on a socket.
+// ErrAnswers means that another process listens on a socket.
 var ErrAnswers = errors.New("another process already answers on the socket")
 
 // patience is how long a socket must accept connections to count as in use: a process that was killed may leave it, for
 // a moment, to a child that it was just about to start.
 const patience = time.Second
 
-// Clear removes a socket that nobody listens on, such as that of a process that was killed. Errors: ErrAnswers; that
-// what is at path is no socket, which stays.
+// Clear removes a socket that nobody listens on, such as a killed process's. Errors: ErrAnswers; that what is at path
+// is no socket, which stays.
 func Clear(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

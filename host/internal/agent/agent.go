@@ -116,8 +116,8 @@ func newAgent(cfg *config.Agent, version string, logs io.Writer, before *handove
 	return a
 }
 
-// open opens all parts. If one fails, close stops the plugins and drivers that this start has begun. Those that an
-// earlier agent left running go on as they were, for the next start to find.
+// open opens all parts. If one fails, close stops the plugins and drivers that this start has begun. Plugins and
+// drivers that an earlier agent left running go on as they were, for the next start to find.
 func (a *agent) open(ctx context.Context, steps []step) error {
 	began := time.Now()
 	if err := a.openTraces(ctx); err != nil {
@@ -247,7 +247,7 @@ const (
 	// upInterval is the first pause between two checks whether the agent is ready, upLongest the longest.
 	upInterval = time.Millisecond
 	upLongest  = 100 * time.Millisecond
-	// upPatience is how long after its start the agent says why it is not ready.
+	// upPatience is how long after its start the agent explains why it is not ready.
 	upPatience = 10 * time.Second
 	// heldPatience is how long after an upgrade calls are held back until the agent is ready.
 	heldPatience = 2 * time.Second

@@ -134,7 +134,7 @@ func (k *ledgerKeeper) serveLedger(cfg *apiserver.Config) {
 	}
 }
 
-// ledgerHealth says why a server's ledger does not accept commands.
+// ledgerHealth explains why a server's ledger does not accept commands.
 func ledgerHealth(s cluster.Stats) []string {
 	switch {
 	case s.Err != nil:

@@ -239,7 +239,7 @@ const (
 	renewPatience = 10 * time.Second
 )
 
-// renewCertificate has the certificate signed anew before it expires, if the host has joined by a token.
+// renewCertificate has the certificate renewed before it expires, if the host has joined by a token.
 func (m *member) renewCertificate(ctx context.Context) {
 	for m.cfg.TLS.Renews() {
 		if time.Now().After(m.certs.RenewAt()) {

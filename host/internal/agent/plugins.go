@@ -115,7 +115,7 @@ func hostIP(cfg *config.Agent) string {
 	return "127.0.0.1"
 }
 
-// openDoors says what front doors may do.
+// openDoors returns what front doors may do.
 func (a *agent) openDoors(cfg *config.Agent) {
 	access := map[string]frontdoors.Access{}
 	for _, p := range cfg.Plugins {
@@ -176,7 +176,7 @@ func consulUses(cfg *config.Agent) (all []catalog.Use) {
 	return all
 }
 
-// identityUse is that of the identity plugin. Without an auth method, only services in the mesh need it.
+// identityUse is the use of the identity plugin. Without an auth method, only services in the mesh need it.
 func identityUse(c config.Consul) catalog.Use {
 	return catalog.Use{
 		Of: c.Block(), ID: c.Name, Kind: identity.Kind, Plugin: c.IdentityPlugin, Optional: !c.WantsJWT(),
@@ -214,15 +214,15 @@ func (a *agent) served(s *service.Service) error {
 	return nil
 }
 
-// errUnknownIssuer says that the agent has no identity block of that name.
+// errUnknownIssuer means that the agent has no identity block of that name.
 var errUnknownIssuer = errcode.FailedPrecondition.New("unknown issuer")
 
 func driverUse(d drivers.Spec) catalog.Use {
 	return catalog.Use{Of: fmt.Sprintf("csi_driver %q", d.ID), ID: d.ID, Kind: storage.Kind, Plugin: d.Plugin}
 }
 
-// pluginHealth says which part of the configuration no plugin serves. A plugin that has come up once and fails later
-// is left out, unless drivers are reached through it: its status and the events say so.
+// pluginHealth names the part of the configuration that no plugin serves. A plugin that has come up once and fails
+// later is left out, unless drivers are reached through it: its status and the events say so.
 func (a *agent) pluginHealth() (reasons []string) {
 	plugins := a.plugins.Status()
 	for _, name := range a.plugins.Missing() {
@@ -236,7 +236,7 @@ func (a *agent) pluginHealth() (reasons []string) {
 	return reasons
 }
 
-// unserved says why no plugin serves a use now; empty: one does, or it can be done without.
+// unserved explains why no plugin serves a use now; empty: one does, or it can be done without.
 func unserved(u catalog.Use, plugins []supervisor.Status) string {
 	if u.Optional {
 		return ""

@@ -66,7 +66,7 @@ func Check(cfg *config.Agent) error {
 	return nil
 }
 
-// errConfiguration says that the files have mistakes. Nothing was changed then.
+// errConfiguration means that the files have mistakes. Nothing was changed then.
 var errConfiguration = errcode.InvalidArgument.New("the configuration is not taken over")
 
 // reload reads the configuration again, and takes over its plugin and csi_driver blocks and log_level. What else has
@@ -154,7 +154,7 @@ func withRefused(next, was *config.Agent, tried map[string]error) *config.Agent 
 	return &settled
 }
 
-// changed says what became of a block.
+// changed is what became of a block.
 func changed(kind, name string, was, is bool) *hostv1.ConfigurationChange {
 	c := &hostv1.ConfigurationChange{Block: fmt.Sprintf("%s %q", kind, name), Outcome: "changed"}
 	switch {

@@ -60,9 +60,9 @@ func (a *agent) openSecrets(context.Context) (err error) {
 	return err
 }
 
-// newConsul makes what gets services their tokens and registers them in Consul. An agent without a consul block
-// refuses workloads that have services, by name. ledger records tokens; nil on a node, whose leader does. keySets are
-// those of the other servers (tokens.Config).
+// newConsul makes what gets services their tokens and registers them in Consul. An agent without a consul block refuses
+// workloads that have services, by name. ledger records tokens; nil on a node, whose leader does. keySets returns the
+// other servers' key sets (tokens.Config).
 func (a *agent) newConsul(ledger tokens.Ledger, keySets func(context.Context) (map[string][]byte, error)) error {
 	issuers, audiences, blocks := map[string]service.Consul{}, map[string]string{}, map[string]config.Consul{}
 	consuls := map[string]service.Consul{}
@@ -192,7 +192,7 @@ func (a *agent) newRegistrar() {
 	}
 }
 
-// followDrains stops this node's workloads while its record says that it is drained.
+// followDrains stops this node's workloads while its record has a drain.
 func (a *agent) followDrains(ctx context.Context) error {
 	d := &noderecord.Drainer{
 		Name: a.cfg.Name, Ledger: a.ledger, Workloads: a.workloads, Drivers: a.drivers,
@@ -280,7 +280,7 @@ func (a *agent) layout() mounts.Layout {
 	return mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}
 }
 
-// followSignals takes the configuration over anew on SIGHUP.
+// followSignals reloads the configuration on SIGHUP.
 func (a *agent) followSignals(ctx context.Context) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)

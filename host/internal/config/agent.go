@@ -62,7 +62,7 @@ type Agent struct {
 	AuditPath string `key:"audit"`
 	// TracesEndpoint is the base URL of the OTLP/HTTP collector of traces; empty: there is none.
 	TracesEndpoint string `key:"traces"`
-	// VolumeMetrics says that each mounted volume has metrics of its own.
+	// VolumeMetrics is true if each mounted volume has metrics of its own.
 	VolumeMetrics bool `key:"metrics"`
 	// Plugins by name. Plugins in the directory without an entry run with the defaults.
 	Plugins []Plugin
@@ -76,8 +76,8 @@ type Agent struct {
 	// that the next one finds them.
 	LeavePluginsOnStop bool `key:"leave_plugins_on_stop"`
 	GC                 GC   `key:"gc"`
-	// Dev says that the agent was started with -dev and a temporary data directory, which is removed with it. It is
-	// false if the data directory was given, which is then kept.
+	// Dev is true if the agent was started with -dev and a temporary data directory, which is removed with it. It is false
+	// if the data directory was given, which is then kept.
 	Dev bool `key:"-dev"`
 	// Places are where blocks with names are, the last one of a name: FILE:LINE, by such as csi_driver "x".
 	Places map[string]string
@@ -87,7 +87,7 @@ type Agent struct {
 
 // Server is this agent's role in the ledger.
 type Server struct {
-	// Enabled says that the agent keeps a copy of the ledger and votes.
+	// Enabled is true if the agent keeps a copy of the ledger and votes.
 	Enabled bool
 	// BootstrapExpect is how many servers form a new ledger; 0: this one never does, and waits to be added to a
 	// cluster.
@@ -144,7 +144,7 @@ func (f *Frontend) Listens() []Socket {
 	return f.Sockets
 }
 
-// SameAPI says whether another configuration has the same access to the API. Both may be nil.
+// SameAPI reports whether another configuration has the same access to the API. Both may be nil.
 func (f *Frontend) SameAPI(other *Frontend) bool {
 	access := func(f *Frontend) (_ API, has bool) {
 		if f == nil || f.API == nil {
@@ -192,9 +192,9 @@ type Driver struct {
 	Env map[string]string
 	// User runs it; empty: the agent's.
 	User string
-	// Checksum is that of the command's program: "sha256:" and 64 hex digits; empty: any.
+	// Checksum is the checksum of the command's program: "sha256:" and 64 hex digits; empty: any.
 	Checksum string
-	// Overlap says that two processes of it may run side by side.
+	// Overlap is true if two processes of it may run side by side.
 	Overlap bool
 	// Limits of its resources; 0: none.
 	Limits process.Limits
@@ -226,7 +226,7 @@ type EphemeralVolumes struct {
 	Secrets map[string]string
 }
 
-// DriverTimeouts are those of a driver's calls.
+// DriverTimeouts bound a driver's calls.
 type DriverTimeouts struct{ Stage, Unstage, Publish, Unpublish time.Duration }
 
 // Consul is a Consul datacenter that services may name, or an issuer of identities that workloads may name.
@@ -254,7 +254,7 @@ func (c Consul) Block() string {
 	return fmt.Sprintf("consul %q", c.Name)
 }
 
-// WantsJWT says that its identity plugin gets a JWT of the cluster for each token.
+// WantsJWT reports whether its identity plugin gets a JWT of the cluster for each token.
 func (c Consul) WantsJWT() bool { return c.IdentityOnly || c.AuthMethod != "" }
 
 // GC configures garbage collection.

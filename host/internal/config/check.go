@@ -133,7 +133,7 @@ func (l *loader) completeCluster() {
 	}
 }
 
-// checkCluster validates the settings of clusters, and those that exclude one another.
+// checkCluster validates the settings of clusters, and settings that exclude one another.
 func (l *loader) checkCluster() {
 	a := l.agent
 	if err := claim.CheckLiveness(a.Server.Liveness); err != nil {

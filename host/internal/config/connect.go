@@ -14,8 +14,8 @@ import (
 // The blocks of a service have the keys that the fields of the model have in JSON, which are Nomad's. So they are read
 // by the model's types.
 
-// besides are the keys of a block, by its type, that are no fields of the model: those of Nomad that mean nothing here,
-// and those that are refused.
+// besides are the keys of a block, by its type, that are no fields of the model: keys of Nomad that mean nothing here,
+// and keys that are refused.
 var besides = map[reflect.Type]fields{
 	reflect.TypeFor[service.Service](): {
 		attrs: []string{"provider", "address_mode", "cluster", "kind", "on_update"},

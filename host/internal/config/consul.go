@@ -35,7 +35,7 @@ func (l *loader) consulBlocks(s *section, dir string) {
 	}
 }
 
-// keys are those of a consul block.
+// keys are the keys of a consul block.
 func (c *Consul) keys(dir string) keys {
 	return keys{
 		"address": consulAddress(&c.Address), "grpc_address": consulAddress(&c.GRPCAddress),

@@ -17,8 +17,8 @@ import (
 )
 
 // ConvertJob writes a workload spec from a group of a Nomad job, or from the content of one. What a workload has too is
-// taken as it is; each change has a comment that says why. group names one of several groups; empty: there is one. The
-// error is Problems. ParseWorkload says what is left to be changed in the result.
+// taken as it is; each change has a comment that explains why. group names one of several groups; empty: there is one.
+// The error is Problems. ParseWorkload reports what is left to be changed in the result.
 func ConvertJob(name string, src []byte, group string) ([]byte, error) {
 	var problems Problems
 	body, native := parse(name, src, &problems).(*hclsyntax.Body)
@@ -53,7 +53,7 @@ type jobGroup struct {
 	body, job *hclsyntax.Body
 }
 
-// label is that of a block; empty: it has none.
+// label is the block's label; empty: it has none.
 func label(b *hclsyntax.Block) string { return strings.Join(b.Labels, "") }
 
 func groupsOf(file string, body *hclsyntax.Body) (all []jobGroup) {
@@ -495,7 +495,8 @@ func (c *converter) program(task *hclsyntax.Block) bool {
 	return runs
 }
 
-// sidecars writes the Envoys that Nomad starts by itself. run says that pannier workload run is what runs the workload.
+// sidecars writes the Envoys that Nomad starts by itself. run is true if pannier workload run is what runs the
+// workload.
 func (c *converter) sidecars(run bool) {
 	for _, name := range c.proxied {
 		if !run {

@@ -32,7 +32,7 @@ type Source struct {
 	// Environment is os.LookupEnv, or a replacement in tests.
 	Environment func(string) (string, bool)
 	Flags       Overrides
-	// BinDir is the folder of the programs and plugins; empty: that of the running program.
+	// BinDir is the folder of the programs and plugins; empty: the folder of the running program.
 	BinDir string
 	// Dev adds a socket in the data directory and a csi-local driver with the id "local".
 	Dev bool
@@ -45,8 +45,8 @@ type Source struct {
 // SystemDir is where packages put the agent's configuration.
 const SystemDir = "/etc/pannier"
 
-// Installed returns the paths of an agent's configuration for another command: those that are given, or else SystemDir,
-// if it is there.
+// Installed returns the paths of an agent's configuration for another command: the given ones, or else SystemDir, if it
+// is there.
 func Installed(given []string) []string {
 	if _, err := os.Stat(SystemDir); err == nil && len(given) == 0 {
 		return []string{SystemDir}

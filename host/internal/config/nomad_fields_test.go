@@ -27,7 +27,7 @@ func nomadBlocks() map[string]fields {
 	return all
 }
 
-// The page's table says why a field of Nomad's is refused, or what to write instead, for each of them and no other.
+// The page's table explains why a field of Nomad's is refused, or what to write instead, for each of them and no other.
 func TestPageHasRefusedFields(t *testing.T) {
 	text := check.Must(os.ReadFile("../../../docs/workload-spec.md"))(t)
 	_, table, found := strings.Cut(string(text), "| block | fields | what instead, or why |\n|---|---|---|\n")

@@ -65,7 +65,7 @@ func (l *loader) pluginBlocks(s *section) {
 	}
 }
 
-// readEnvironment reads the variables of a process. refused says why it cannot have one; empty: it can.
+// readEnvironment reads the variables of a process. refused explains why it cannot have one; empty: it can.
 func readEnvironment(s *section, dst *map[string]string, refused func(name string) string) {
 	env := s.texts("env")
 	for name := range env {
@@ -287,7 +287,7 @@ func readEphemeralVolumes(s *section, dst **EphemeralVolumes) {
 	}
 }
 
-// readProcess reads how the process of a driver is run, or that of its controller.
+// readProcess reads how the process of a driver or of its controller is run.
 func readProcess(s *section, d *Driver) {
 	s.strings("command", &d.Command)
 	if s.has("command") && len(d.Command) > 0 && !strings.HasPrefix(d.Command[0], "/") {

@@ -270,7 +270,7 @@ func (s *section) oneOf(name string, allowed []string, dst *string) {
 	*dst = text
 }
 
-// notAmong says that a word is not one of the allowed ones, and which of them was probably meant.
+// notAmong is the problem that a word is not among the allowed ones, with the one that was probably meant.
 func notAmong(word string, allowed []string) string {
 	text, least := fmt.Sprintf("%q is not one of %s", word, strings.Join(allowed, ", ")), 2+len(word)/3
 	meant := ""

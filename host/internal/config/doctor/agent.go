@@ -168,7 +168,7 @@ func (p *Patient) leftovers(ctx context.Context) []Finding {
 	return or(problems, "they agree")
 }
 
-// workloads are those of this node. If they cannot be listed, that is a finding.
+// workloads returns this node's workloads. If they cannot be listed, that is a finding.
 func (p *Patient) workloads(ctx context.Context) ([]*hostv1.Workload, []Finding) {
 	resp, err := p.Client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{})
 	if err != nil {
@@ -177,7 +177,7 @@ func (p *Patient) workloads(ctx context.Context) ([]*hostv1.Workload, []Finding)
 	return resp.GetWorkloads(), nil
 }
 
-// services are those of running workloads that are not in order, such as for their proxy.
+// services finds services of running workloads that are not in order, such as for their proxy.
 func (p *Patient) services(ctx context.Context) []Finding {
 	workloads, problems := p.workloads(ctx)
 	for _, w := range workloads {
@@ -189,7 +189,7 @@ func (p *Patient) services(ctx context.Context) []Finding {
 	return or(problems, "all in order")
 }
 
-// binds are mounts that people have made of a published volume. Those of mount(8) belong to a workload of their own.
+// binds are mounts that people have made of a published volume. Mounts of mount(8) belong to a workload of their own.
 func (p *Patient) binds(ctx context.Context) []Finding {
 	workloads, problems := p.workloads(ctx)
 	for _, w := range workloads {

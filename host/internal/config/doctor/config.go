@@ -53,7 +53,7 @@ func (p *Patient) certificates(context.Context) []Finding {
 	return or(problems, "%s, all good for %d days", printable.Count(len(files), "file"), int(expiry.Hours())/24)
 }
 
-// checkCertificate also judges those of others, which need not name an agent.
+// checkCertificate also judges others' certificates, which need not name an agent.
 func checkCertificate(file string, own *pki.Files) []Finding {
 	inspect := "pannier tls cert inspect " + file
 	d, err := pki.Describe(file)

@@ -26,13 +26,13 @@ const (
 type Status string
 
 const (
-	// OK says that there is nothing to do.
+	// OK means that there is nothing to do.
 	OK Status = "ok"
-	// Skipped says that it does not concern this machine, or could not be checked.
+	// Skipped means that it does not concern this machine, or could not be checked.
 	Skipped Status = "skipped"
-	// Warn says that something will fail later, or works less well than it should.
+	// Warn means that something will fail later, or works less well than it should.
 	Warn Status = "warn"
-	// Fail says that something does not work.
+	// Fail means that something does not work.
 	Fail Status = "fail"
 )
 
@@ -40,13 +40,13 @@ const (
 type Finding struct {
 	Check  string `json:"check"`
 	Status Status `json:"status"`
-	// Why says what was found.
+	// Why is what was found.
 	Why string `json:"why"`
 	// Subject is the plugin or driver that it is about; empty: neither.
 	Subject string `json:"subject,omitempty"`
 	// Command mends it; empty: there is nothing to mend, or no single command does.
 	Command string `json:"command,omitempty"`
-	// Fixed says what -fix did.
+	// Fixed is what -fix did.
 	Fixed string `json:"fixed,omitempty"`
 
 	fix func(ctx context.Context) error // nil: only a person may mend it
@@ -54,8 +54,8 @@ type Finding struct {
 
 // Patient is what is checked.
 type Patient struct {
-	// Config is the agent's configuration; nil: ConfigErr says why there is none. With both, the agent runs with Config,
-	// and its files have mistakes by now.
+	// Config is the agent's configuration; nil: ConfigErr explains why there is none. With both, the agent runs with
+	// Config, and its files have mistakes by now.
 	Config    *config.Agent
 	ConfigErr error
 	// Client calls the agent.
@@ -179,7 +179,7 @@ func unread(s Status, what string, err error, command string) []Finding {
 	return one(s, fmt.Sprintf("%s: %v", what, err), command)
 }
 
-// unanswered reports whether an error says that nobody has answered.
+// unanswered reports whether an error means that nobody has answered.
 func unanswered(err error) bool {
 	code := connect.CodeOf(err)
 	return code == connect.CodeUnavailable || code == connect.CodeDeadlineExceeded ||

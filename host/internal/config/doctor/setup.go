@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/internal/printable"
 )
 
-// ErrNoManagement says that no token is known that may read Consul's ACLs.
+// ErrNoManagement means that no token is known that may read Consul's ACLs.
 var ErrNoManagement = errors.New(`needs a token with acl = "write" in CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE`)
 
 // SetupStep is an object of a Consul's ACLs, and what was found and done. Wrong: it is not as it should be.

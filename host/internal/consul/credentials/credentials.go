@@ -42,7 +42,7 @@ const (
 type Config struct {
 	Path    string // of the socket
 	Sockets *handover.Sockets
-	// Find returns the secret that a unit may load under a name, and whose it is. The error says what to do.
+	// Find returns the secret that a unit may load under a name, and whose it is. The error names what to do.
 	Find func(unit, name string) ([]byte, claim.WorkloadRef, error)
 	Log  hclog.Logger
 }
@@ -162,7 +162,7 @@ func identify(conn net.Conn) (r request, err error) {
 	}
 	r.pid, r.uid = int(peer.Pid), peer.Uid
 	switch groups := groupsOf(r.pid); {
-	case !peer.Process.Lives(): // after the look, or the groups could be those of a later process
+	case !peer.Process.Lives(): // after the look, or the groups could be a later process's
 		return r, errors.New("it has ended, or is in a PID namespace that the agent does not see")
 	case !named:
 		return r, errors.New("its address names no unit: only systemd asks here, for units with LoadCredential=")

@@ -113,7 +113,7 @@ func (r *rig) ask(group, address string, as ...string) string {
 }
 
 // A credential is for root in the control group of the unit that the address names. Everybody else gets nothing, and
-// the log says why.
+// the log explains why.
 func TestWhoGetsACredential(t *testing.T) {
 	r := newRig(t)
 	unit := fmt.Sprintf("pannier-test-%d.service", os.Getpid())

@@ -28,13 +28,13 @@ const (
 	DefaultMax = 32000
 )
 
-// ErrTaken says that another workload has the port, or that another program listens on it.
+// ErrTaken means that another workload has the port, or that another program listens on it.
 var ErrTaken = errors.New("the port is taken")
 
-// ErrExhausted says that no port of the range is free.
+// ErrExhausted means that no port of the range is free.
 var ErrExhausted = errors.New("no port is free")
 
-// ErrQuota says that the workloads of a namespace may have no more ports of the range.
+// ErrQuota means that the workloads of a namespace may not have further ports of the range.
 var ErrQuota = errors.New("the namespace has too many ports")
 
 // Request asks for one port.
@@ -217,7 +217,7 @@ func (a *Allocator) held(port int, address string) (holder claim.WorkloadRef, is
 	return holder, false
 }
 
-// everywhere says whether an address stands for all of the node's.
+// everywhere reports whether an address stands for all of the node's.
 func everywhere(address string) bool {
 	ip, err := netip.ParseAddr(address)
 	return address == "" || err == nil && ip.IsUnspecified()
@@ -278,7 +278,7 @@ func unused(port int) error {
 }
 
 // unusedOn fails if a program listens on the port by TCP, on this address or on all. An address that this node does not
-// have is that of a network namespace, about which nothing is known here.
+// have is a port of a network namespace, about which nothing is known here.
 func unusedOn(address string, port int) error {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(address, strconv.Itoa(port)))
 	if err == nil {

@@ -57,7 +57,7 @@ func (d *Dir) removeEmpty(root *os.Root, parts []string) error {
 	if entries, err := fs.ReadDir(root.FS(), name); err != nil || len(entries) > 0 {
 		return errors.Join(err, unix.ENOTEMPTY)
 	}
-	// Whoever has a file open there keeps only the memory of that.
+	// A process that has a file open there keeps only that file's memory.
 	if err := unix.Unmount(filepath.Join(d.path, name), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount %s: %w", name, err)
 	}

@@ -28,11 +28,11 @@ import (
 	"github.com/pannier/pannier/internal/diskspace"
 )
 
-// ErrForeign says that something else is in the place of what was written: a link, a directory, or a file of
-// another user.
+// ErrForeign means that something else is in the place of what was written: a link, a directory, or a file of another
+// user.
 var ErrForeign = errors.New("it is not the host's")
 
-// ErrFull says that the tmpfs has no room left. Nothing was changed.
+// ErrFull means that the tmpfs has no room left. Nothing was changed.
 var ErrFull = errors.New("the secrets directory is full")
 
 // maxFile bounds the size of a file that is read, in bytes.

@@ -31,7 +31,7 @@ type keeper struct {
 	wakeSync, wakeBeat chan struct{} // hold a token after a change
 
 	mu sync.Mutex
-	// held are the instances that were registered here and not deregistered; gone are those that were deregistered
+	// held are the instances that were registered here and not deregistered; gone are the instances that were deregistered
 	// but are still in Config.Instances.
 	held map[string]registration.Instance
 	gone map[string]bool
@@ -73,7 +73,7 @@ func (k *keeper) hold(ctx context.Context, i registration.Instance) error {
 	})
 }
 
-// busy says that instances are being registered: a sync would find them missing and register them once more.
+// busy is true while instances are being registered: a sync would find them missing and register them once more.
 func (k *keeper) busy() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -162,7 +162,7 @@ func (k *keeper) instances() []registration.Instance {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	want, listed := make([]registration.Instance, 0, len(known)), map[string]bool{}
-	digests := map[string]string{} // those of the workloads are the current ones
+	digests := map[string]string{} // digests of the current proxies
 	for _, i := range known {
 		listed[i.ID], digests[i.ID] = true, i.ProxyDigest
 		if _, newer := k.held[i.ID]; !newer && !k.gone[i.ID] {
@@ -224,7 +224,7 @@ func (k *keeper) conflict(what registration.Action, found map[string]string) {
 	}
 }
 
-// conflictOf says what stands in the place of an instance, or of its intentions; empty: nothing.
+// conflictOf names what stands in the place of an instance, or of its intentions; empty: nothing.
 func (k *keeper) conflictOf(what registration.Action, id string) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()

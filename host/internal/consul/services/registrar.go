@@ -59,13 +59,14 @@ type Config struct {
 	Instances func() map[string][]registration.Instance
 	// Beats returns the current health of the instances' processes, by Consul.
 	Beats func() map[string][]registration.Beat
-	// Reconfigured says that the configuration of an instance's proxy in a Consul has another digest than Instances says.
+	// Reconfigured is called when an instance's proxy has a configuration in a Consul whose digest differs from the one in
+	// Instances.
 	Reconfigured func(consul, id, digest string)
 	Events       *events.Bus
 	Log          hclog.Logger
 }
 
-// ErrUnknownConsul says that the agent has no consul block of that name.
+// ErrUnknownConsul means that the agent has no consul block of that name.
 var ErrUnknownConsul = errcode.FailedPrecondition.New("unknown consul")
 
 // Registrar registers services in the node's Consuls, deregisters them, and keeps them in sync while Run runs.
@@ -228,7 +229,7 @@ func (r *Registrar) Deregister(ctx context.Context, consul, id string) error {
 	})
 }
 
-// Bootstrap returns the file that a service's proxy starts with, and those that it names.
+// Bootstrap returns the file that a service's proxy starts with, and the files that it names.
 func (r *Registrar) Bootstrap(ctx context.Context, consul string, req bootstrap.Request) (made bootstrap.Result,
 	err error,
 ) {
@@ -243,7 +244,7 @@ func (r *Registrar) Bootstrap(ctx context.Context, consul string, req bootstrap.
 	return made, err
 }
 
-// Changed says that Instances or Beats have changed: both are sent to the Consuls again soon. It does not block.
+// Changed is called after a change of Instances or Beats: both are sent to the Consuls again soon. It does not block.
 func (r *Registrar) Changed() {
 	for _, k := range r.keepers {
 		k.touch()

@@ -80,7 +80,7 @@ func (k *keeper) watchFiles(ctx context.Context) {
 	}
 }
 
-// sync makes one call of Sync, for n instances. changed says that a change cancelled it.
+// sync makes one call of Sync, for n instances. changed is true if a change cancelled it.
 func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint64) (next uint64, n int, changed bool,
 	err error,
 ) {

@@ -1,5 +1,5 @@
 // Package tokens is the authority over workloads' Consul tokens: it has them made, records each in the ledger, and
-// revokes those that are not needed any more. It implements servicesteps.Tokens.
+// revokes the ones that are no longer needed. It implements servicesteps.Tokens.
 //
 // Invariants:
 //
@@ -71,7 +71,7 @@ type Config struct {
 	// Sealer protects the private part of the signing key from the ledger's readers.
 	Sealer *secrets.Sealer
 	// KeySets asks the other servers for the JSON Web Key Sets that they publish, and returns them by server. The error
-	// names those that did not answer. nil: there are no others.
+	// names the servers that did not answer. nil: there are no others.
 	KeySets func(ctx context.Context) (map[string][]byte, error)
 	Events  *events.Bus
 	Log     hclog.Logger
@@ -117,7 +117,7 @@ func (a *Authority) Intend(ctx context.Context, t claim.Token) error {
 	return ledgerError(err)
 }
 
-// OnNode lists the ledger's tokens of a node, including those of workloads that are gone.
+// OnNode lists the ledger's tokens of a node, including tokens of workloads that are gone.
 func (a *Authority) OnNode(ctx context.Context, node string) (all []claim.Token, err error) {
 	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
 		all, err = tx.TokensOn(node)
@@ -129,12 +129,11 @@ func (a *Authority) OnNode(ctx context.Context, node string) (all []claim.Token,
 // Listed is a token of the ledger.
 type Listed struct {
 	claim.Token
-	// Orphan says that its workload is gone, so the next sweep revokes it.
+	// Orphan is true if its workload is gone, so the next sweep revokes it.
 	Orphan bool
 }
 
-// List reads tokens from the ledger: those of a namespace, or of all if it is empty, and of a workload, or of all
-// if it is empty.
+// List reads tokens from the ledger: a namespace's, or all if it is empty, and of a workload, or of all if it is empty.
 func (a *Authority) List(ctx context.Context, namespace, workload string) (all []Listed, err error) {
 	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
 		found, err := tx.Tokens(namespace)
@@ -165,7 +164,7 @@ func (a *Authority) withAccessor(t claim.Token) claim.Token {
 }
 
 // Read reads a token back from this node's Consul agent by its secret. NotFound: the agent does not know it, or not
-// yet. Internal: the secret is that of another token.
+// yet. Internal: the secret is another token's.
 func (a *Authority) Read(ctx context.Context, t claim.Token, secret string) error {
 	c, err := a.consul(t.Consul)
 	if err != nil {
@@ -234,7 +233,7 @@ func otherPurpose(t claim.Token) error {
 	return coded(codes.PermissionDenied, fmt.Errorf("the ledger has recorded the id %s for another purpose", t.ID))
 }
 
-// ledgerError gives an error of the ledger its gRPC code, which says whether a retry makes sense.
+// ledgerError gives an error of the ledger its gRPC code, which reports whether a retry makes sense.
 func ledgerError(err error) error {
 	if c, ok := errcode.Of(err); ok {
 		return coded(codes.Code(c), err)

@@ -133,7 +133,7 @@ func outliving(ctx context.Context, grace time.Duration) (context.Context, conte
 	}
 }
 
-// unanswered says whether Consul may still make the token despite the error.
+// unanswered reports whether Consul may still make the token despite the error.
 func unanswered(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Unknown, codes.Internal:

@@ -223,7 +223,7 @@ type fake struct {
 	before map[string]func(context.Context) // by call
 	after  map[string]func(context.Context) // by call
 	jwts   []string
-	// privileged says that the plugin has a token that may revoke without the secret.
+	// privileged is true if the plugin has a token that may revoke without the secret.
 	privileged bool
 }
 

@@ -108,12 +108,12 @@ func (a *Authority) end(ctx context.Context, t claim.Token, secret string) (gone
 	}
 }
 
-// byLogin says whether a token was, or would have been, issued by a login.
+// byLogin reports whether a token was, or would have been, issued by a login.
 func (a *Authority) byLogin(t claim.Token) bool {
 	return a.Consuls[t.Consul].AuthMethod != "" && t.Accessor != t.ID
 }
 
-// over says whether a token has expired.
+// over reports whether a token has expired.
 func over(t claim.Token) bool {
 	ends := endsAt(t)
 	return !ends.IsZero() && time.Now().After(ends.Add(clockMargin))

@@ -45,7 +45,7 @@ type waiting struct {
 	until time.Time // zero: something else than time must pass
 }
 
-// notYet says that a phase of a rotation has not ended.
+// notYet means that a phase of a rotation has not ended.
 type notYet waiting
 
 func (n *notYet) Error() string { return n.why }
@@ -149,7 +149,7 @@ func (a *Authority) waitFor(err error) {
 	}
 }
 
-// endPhase ends the present phase of the rotation if that may be. The error says why not.
+// endPhase ends the present phase of the rotation if that may be. The error explains why not.
 func (a *Authority) endPhase(ctx context.Context) (rotates bool, err error) {
 	var is claim.KeyRotation
 	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
@@ -315,7 +315,7 @@ func (a *Authority) hasKey(ctx context.Context, consul, question string) (has bo
 	return has, err
 }
 
-// wantsJWT says whether the issuer of a block gets JWTs.
+// wantsJWT reports whether the issuer of a block gets JWTs.
 func (a *Authority) wantsJWT(consul string) bool {
 	_, wanted := a.Audiences[consul]
 	return wanted || a.Consuls[consul].AuthMethod != ""

@@ -29,8 +29,7 @@ const (
 	revokeParallel  = 8
 )
 
-// ErrEndsByItself says that the secret of a token from a login is lost: the token cannot be revoked and has to
-// expire.
+// ErrEndsByItself means that the secret of a token from a login is lost: the token cannot be revoked and has to expire.
 var ErrEndsByItself = errors.New("its secret is lost, so it cannot be revoked and expires")
 
 // Report is the result of a sweep.
@@ -45,7 +44,7 @@ type Report struct {
 type Swept struct {
 	Token  claim.Token
 	Reason string // why it is revoked
-	// Revoked is false on a dry run, and if the revocation failed; Err then says why.
+	// Revoked is false on a dry run, and if the revocation failed; Err then explains why.
 	Revoked bool
 	Err     error
 }
@@ -62,9 +61,9 @@ func (r Report) Err() error {
 	return errors.Join(errs...)
 }
 
-// Sweep revokes the tokens whose workload is gone: those of the ledger, and those of this cluster that a Consul
-// has and the ledger has not. A dry run only reports them. It fails if the ledger fails or ctx ends; the report
-// has the failures of single tokens and Consuls.
+// Sweep revokes the tokens whose workload is gone: the ledger's tokens, and this cluster's tokens that a Consul has and
+// the ledger has not. A dry run only reports them. It fails if the ledger fails or ctx ends; the report has the
+// failures of single tokens and Consuls.
 func (a *Authority) Sweep(ctx context.Context, dryRun bool) (Report, error) {
 	var report Report
 	// List the Consuls before reading the ledger: a token that is made in between has its record by then.
@@ -185,7 +184,7 @@ func purpose(t claim.Token) identity.Subject {
 	return identity.Subject{Node: t.Node, Namespace: t.Workload.Namespace, Workload: t.Workload.ID, Service: t.Service}
 }
 
-// sweep revokes the tokens, several at a time, and removes the records of those that are gone.
+// sweep revokes the tokens, several at a time, and removes the records of tokens that are gone.
 func (a *Authority) sweep(ctx context.Context, orphans []*orphan) {
 	var all errgroup.Group
 	all.SetLimit(revokeParallel)

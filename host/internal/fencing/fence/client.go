@@ -22,8 +22,8 @@ import (
 var (
 	// ErrClosed is returned after Close.
 	ErrClosed = errors.New("the fence's client is closed")
-	// ErrNotKept says that the fence guards what it was told to, but could not save it: if the fence were restarted,
-	// the new one would not know.
+	// ErrNotKept means that the fence guards what it was told to, but could not save it: if the fence were restarted, the
+	// new one would not know.
 	ErrNotKept = errors.New("the fence could not save what it guards")
 )
 

@@ -77,7 +77,7 @@ func stateFile() string { return statePrefix + process.BootID() + stateSuffix }
 
 const statePrefix, stateSuffix = "state-", ".json"
 
-// saveState does not sync to disk: after a loss of power nothing is mounted anyway. What is left of the file then is
+// saveState does not sync to disk: after a loss of power nothing is mounted anyway. A partly written file is then
 // another boot's, and ignored, whatever it contains.
 func saveState(dir string, s State) error {
 	data, err := json.Marshal(s)
@@ -91,7 +91,7 @@ func saveState(dir string, s State) error {
 	return os.Rename(next, filepath.Join(dir, stateFile()))
 }
 
-// loadState reads the state that the previous fence of this boot has saved, and removes that of other boots.
+// loadState reads the state that the previous fence of this boot has saved, and removes the state of other boots.
 func loadState(dir string) (s State, err error) {
 	path := filepath.Join(dir, stateFile())
 	all, _ := filepath.Glob(filepath.Join(dir, statePrefix+"*"+stateSuffix))

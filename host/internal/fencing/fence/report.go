@@ -16,8 +16,7 @@ import (
 	"github.com/pannier/pannier/internal/printable"
 )
 
-// Report says what a fence did at one deadline. The agent's next process gives it as the reason why the workloads
-// failed.
+// Report is what a fence did at one deadline. The agent's next process gives it as the reason why the workloads failed.
 type Report struct {
 	// BootID identifies the boot that Deadline and Done refer to.
 	BootID   string           `json:"boot_id"`
@@ -26,11 +25,11 @@ type Report struct {
 	// Done is when no process used a volume and nothing showed one any more; zero: not yet.
 	Done      boottime.Instant    `json:"done,omitempty"`
 	DoneAt    time.Time           `json:"done_at,omitzero"`
-	Workloads []claim.WorkloadRef `json:"workloads,omitempty"` // those that lost a process or a mount
+	Workloads []claim.WorkloadRef `json:"workloads,omitempty"` // the workloads that lost a process or a mount
 	Killed    []Killed            `json:"killed,omitempty"`
 	Unmounted []string            `json:"unmounted,omitempty"` // guarded paths
-	// Detached are mounts that could only be detached lazily: no process was seen to use them, and the kernel said
-	// that they were busy. Whatever keeps them busy may still write.
+	// Detached are mounts that could only be detached lazily: no process was seen to use them, and the kernel said that
+	// they were busy. The processes that keep them busy may still write.
 	Detached []string `json:"detached,omitempty"`
 	// Left is what could not be done so far, and why.
 	Left []string `json:"left,omitempty"`

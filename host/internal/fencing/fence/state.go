@@ -47,7 +47,7 @@ type State struct {
 	Processes []Process `json:"processes,omitempty"`
 }
 
-// version is that of the protocol. A fence that speaks another one is replaced.
+// version is the protocol's version. A fence with another version is replaced.
 const version = 1
 
 // request is one line from the agent. The fence answers each with one line.
@@ -62,7 +62,7 @@ type request struct {
 type answer struct {
 	Version int   `json:"version"`
 	State   State `json:"state"`
-	// Error says why State could not be saved; empty: it was.
+	// Error explains why State could not be saved; empty: it was.
 	Error string `json:"error,omitempty"`
 }
 
@@ -75,7 +75,7 @@ type Change struct{ to *book }
 // SetTimes sets when the lease ends.
 func (c Change) SetTimes(t Times) { c.to.times = t }
 
-// Protect adds mounts, or replaces those with the same path. What is known to be mounted there stays known.
+// Protect adds mounts, or replaces mounts with the same path. A mount that is known there stays known.
 func (c Change) Protect(mounts ...Mount) {
 	for _, m := range mounts {
 		if m.Was == nil {

@@ -85,7 +85,7 @@ func (t *Tracker) decide(ctx context.Context, term *leaderTerm) {
 	}
 }
 
-// takeDue takes a node whose status change is due, or says how long none is.
+// takeDue takes a node whose status change is due, or returns how long none is due.
 func (t *Tracker) takeDue(term *leaderTerm) (*node, time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -119,7 +119,7 @@ func (t *Tracker) changeStatuses(ctx context.Context, term *leaderTerm, limit *r
 func (t *Tracker) change(ctx context.Context, term *leaderTerm, n *node) {
 	t.mu.Lock()
 	if n.changing != claim.NodeDown {
-		// A heartbeat may have been answered since the node was handed out; that of a node that goes down is not.
+		// A heartbeat may have been answered since the node was handed out; a heartbeat of a node that goes down is not.
 		if now, at := term.wants(n); now != n.changing || at.After(time.Now()) {
 			n.changing = ""
 			term.schedule(n)
@@ -170,7 +170,7 @@ func (t *Tracker) log(name string, status claim.NodeStatus, silent time.Duration
 	}
 }
 
-// followNodes counts nodes that are new in the ledger, and forgets those that are gone.
+// followNodes counts nodes that are new in the ledger, and forgets nodes that are gone.
 func (t *Tracker) followNodes(ctx context.Context, term *leaderTerm) {
 	for ctx.Err() == nil {
 		watching, cancel := context.WithCancel(ctx)

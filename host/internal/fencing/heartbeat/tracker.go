@@ -24,8 +24,8 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
 
-// ErrNotAnswered says that this server answers no heartbeat now: it does not lead, became the leader a moment ago,
-// or is releasing the node's claims. The node should retry.
+// ErrNotAnswered means that this server answers no heartbeat now: it does not lead, became the leader a moment ago, or
+// is releasing the node's claims. The node should retry.
 var ErrNotAnswered = errors.New("this server does not answer heartbeats now")
 
 // Ledger is what a Tracker needs of the cluster (*cluster.Node).
@@ -60,7 +60,7 @@ type Tracker struct {
 type leaderTerm struct {
 	began   time.Time
 	promise claim.Liveness // made by every answer of this term
-	// inherited keeps promise and those of earlier leaders: nodes may still hold leases of them.
+	// inherited keeps promise and the promises of earlier leaders: nodes may still hold leases of them.
 	inherited claim.Liveness
 	nodes     map[string]*node
 	undone    bool // some nodes' records could not be acted on when they were last read

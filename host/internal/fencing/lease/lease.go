@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrNoLease says that this node may not use volumes now. Nothing was published.
+// ErrNoLease means that this node may not use volumes now. Nothing was published.
 var ErrNoLease = errcode.Unavailable.New("this node has no lease on its claims")
 
 // unanswered is the usual reason for the end of a lease.
@@ -29,7 +29,7 @@ type Fence interface {
 	Update(ctx context.Context, change func(fence.Change)) error
 }
 
-// Lease is this node's right to use volumes. A nil Lease is that of a standalone host and always valid.
+// Lease is this node's right to use volumes. A standalone host has a nil Lease, which is always valid.
 type Lease struct {
 	fence Fence
 	log   hclog.Logger
@@ -133,7 +133,7 @@ func (l *Lease) NotGranted(err error) {
 	}
 }
 
-// Why says how the lease was lost, for people.
+// Why tells people how the lease was lost.
 func (l *Lease) Why() string {
 	if l == nil {
 		return ""
@@ -150,8 +150,8 @@ func (l *Lease) Protect(ctx context.Context, mounts ...fence.Mount) error {
 	return l.guard(ctx, func(c fence.Change) { c.Protect(mounts...) })
 }
 
-// ProtectProcess tells the fence about a process that uses the workload's volumes. Errors are those of Protect; the
-// process must then not continue.
+// ProtectProcess tells the fence about a process that uses the workload's volumes. It returns the errors of Protect;
+// the process must then not continue.
 func (l *Lease) ProtectProcess(ctx context.Context, p fence.Process) error {
 	return l.guard(ctx, func(c fence.Change) { c.ProtectProcess(p) })
 }
