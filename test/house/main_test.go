@@ -1,6 +1,9 @@
 package main
 
 import (
+	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -54,5 +57,29 @@ func TestHouse(t *testing.T) {
 				t.Errorf("%v, want %s", err, c.want)
 			}
 		})
+	}
+}
+
+// The hops of the three stories are functions, or the table of actions, of the files that the page names.
+func TestHops(t *testing.T) {
+	text, err := os.ReadFile("../../" + page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stories, _ := strings.Cut(string(text), "## Three stories")
+	stories, _, _ = strings.Cut(stories, "\n## ")
+	hops := regexp.MustCompile("(?m)^[0-9]+\\. \\[.*\\]\\(\\.\\./(.*\\.go)\\) `(\\w+)` ").FindAllStringSubmatch(stories, -1)
+	if lines := regexp.MustCompile(`(?m)^[0-9]+\. `).FindAllString(stories, -1); len(hops) != len(lines) || len(hops) < 20 {
+		t.Fatalf("%d of %d hops name a file and a function", len(hops), len(lines))
+	}
+	for _, hop := range hops {
+		source, err := os.ReadFile("../../" + hop[1])
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if !regexp.MustCompile(fmt.Sprintf(`(?m)^(func (\(.*\) )?%s[\[(]|var %[1]s )`, hop[2])).Match(source) {
+			t.Errorf("%s has no %s", hop[1], hop[2])
+		}
 	}
 }
