@@ -168,6 +168,12 @@ stalls: SEED = 0
 stalls: ## Stall, fill and damage what one agent relies on, for DURATION (10m), in an order by a SEED (root)
 	@go test -count=1 -timeout 24h -v -run '^TestHost$$' ./test/suite/stalls -duration=$(DURATION) -seed=$(SEED)
 
+.PHONY: boots
+boots: N = 20
+boots: SEED = 0
+boots: ## Boot a host with a real systemd N (20) times, while its programs are killed at random moments (root; minutes)
+	@go test -count=1 -timeout 60m -v -run '^TestBoots$$' ./test/suite/systemd -boots=$(N) -boot-seed=$(SEED)
+
 .PHONY: mutants
 mutants: ONLY =
 mutants: hostpath consul envoy ## Plant bugs, one at a time, and check that the test of the broken promise fails (root; ONLY=REGEXP)

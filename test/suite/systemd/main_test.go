@@ -3,6 +3,7 @@ package systemd
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -20,6 +21,11 @@ import (
 
 // socket is the API's.
 const socket = "/run/pannier/pannier.sock"
+
+var (
+	bootCount = flag.Int("boots", 2, "how often TestBoots boots its host again")
+	bootSeed  = flag.Uint64("boot-seed", 0, "of the moments at which TestBoots kills; 0: a new one")
+)
 
 func TestMain(m *testing.M) { testns.Main(m, 2) }
 
