@@ -38,15 +38,14 @@ const (
 func (s *Store) Apply(entries []Entry) ([]Outcome, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	if s.broken != nil {
-		return nil, s.broken
+	if err := s.Err(); err != nil {
+		return nil, err
 	}
 	outcomes := make([]Outcome, len(entries))
 	for done := 0; done < len(entries); {
 		n, err := s.applySome(entries[done:], outcomes[done:])
 		if err != nil {
-			s.broken = fmt.Errorf("%w: apply log entry %d: %w", command.ErrStopped, entries[done+n].Index, err)
-			return nil, s.broken
+			return nil, s.stop(entries[done+n].Index, err)
 		}
 		done += n
 	}
@@ -57,10 +56,16 @@ func (s *Store) Apply(entries []Entry) ([]Outcome, error) {
 func (s *Store) Stop(index uint64, reason error) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	if s.broken == nil {
-		s.broken = fmt.Errorf("%w: apply log entry %d: %w", command.ErrStopped, index, reason)
+	if err := s.Err(); err != nil {
+		return err
 	}
-	return s.broken
+	return s.stop(index, reason)
+}
+
+func (s *Store) stop(index uint64, reason error) error {
+	err := fmt.Errorf("%w: apply log entry %d: %w", command.ErrStopped, index, reason)
+	s.fault.Store(&err)
+	return err
 }
 
 // applySome applies as many entries as fit into one transaction, and at least one. After a fault, n is the entry

@@ -42,8 +42,9 @@ func (s *Store) Restore(r io.Reader) error {
 		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.close())
 	}
 	s.mu.Lock()
-	s.gen, s.number, s.broken = next, number, nil
+	s.gen, s.number = next, number
 	s.mu.Unlock()
+	s.fault.Store(nil)
 	s.pruned = pruned{}
 	s.applied.Store(index)
 	s.changes.reset(index)

@@ -31,8 +31,8 @@ type Snapshot struct {
 func (s *Store) Snapshot() (*Snapshot, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	if s.broken != nil {
-		return nil, s.broken
+	if err := s.Err(); err != nil {
+		return nil, err
 	}
 	g, release, err := s.acquire()
 	if err != nil {

@@ -30,9 +30,9 @@ type Store struct {
 	gen    *generation // nil: closed
 	number int         // of gen
 
-	writing  sync.Mutex // one writer: the log
-	broken   error      // set by a fault while applying; guarded by writing
-	pruned   pruned     // guarded by writing
+	writing  sync.Mutex            // one writer: the log; held while the disk is written
+	fault    atomic.Pointer[error] // set while applying; Err is asked while the disk hangs
+	pruned   pruned                // guarded by writing
 	applied  atomic.Uint64
 	watchers watchers
 	changes  changes
@@ -177,9 +177,10 @@ func (s *Store) AppliedIndex() uint64 { return s.applied.Load() }
 
 // Err returns the fault for which the store accepts no more entries, or nil.
 func (s *Store) Err() error {
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	return s.broken
+	if fault := s.fault.Load(); fault != nil {
+		return *fault
+	}
+	return nil
 }
 
 // View calls fn with one snapshot of the ledger.
@@ -229,7 +230,7 @@ func (s *Store) Close() error {
 	if s.lock == nil {
 		return nil
 	}
-	s.broken = command.ErrClosed
+	s.fault.Store(&command.ErrClosed)
 	s.mu.Lock()
 	g := s.gen
 	s.gen = nil

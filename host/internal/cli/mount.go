@@ -282,7 +282,7 @@ func (a *App) claimMount(ctx context.Context, client *api.Client, r *mountReques
 		if err == nil {
 			return w, nil
 		}
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && connect.CodeOf(err) != connect.CodeDeadlineExceeded { // the agent's timer may fire first
 			waits, others := waitsForOthers(ctx, client, r, err)
 			if again = !waits && !again && connect.CodeOf(err) == connect.CodeFailedPrecondition; again {
 				waits = true // others may have released it since

@@ -2,7 +2,9 @@ package workload
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"time"
@@ -25,7 +27,10 @@ type instance struct {
 	ref     claim.WorkloadRef
 	journal *journal.Journal
 
-	mu      sync.Mutex
+	saving    sync.Mutex // held while the record is changed and written, before mu
+	forgotten bool       // the journal has no record of it any more; guarded by saving
+
+	mu      sync.Mutex // never held while the disk is written, which may hang: status and checks are read meanwhile
 	rec     record
 	endedAt time.Time
 	retried Release
@@ -119,21 +124,50 @@ func (i *instance) Update(change func()) {
 
 // Save is an Update that has written the record to the journal when it returns.
 func (i *instance) Save(change func()) error {
+	return i.saveOr(func() error { change(); return nil }, func(error) {})
+}
+
+// saveOr is Save for a change that may be refused, and that is settled after the write, with its error.
+func (i *instance) saveOr(change func() error, settle func(error)) error {
+	i.saving.Lock()
+	defer i.saving.Unlock()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	was := i.rec.State
-	change()
-	i.changed.Notify()
-	err := i.write()
-	if err != nil && i.rec.State == Running {
+	if err := change(); err != nil {
+		return err
+	}
+	raw, err := json.Marshal(&i.rec)
+	if err != nil {
+		return fmt.Errorf("encode the record of %s: %w", i, err)
+	}
+	starts := i.rec.State == Running && was != Running
+	if starts {
 		i.rec.State = was // a workload is shown as running only once the journal has it so
 	}
+	i.changed.Notify()
+	i.mu.Unlock()
+	if !i.forgotten {
+		err = i.journal.Update(func(tx *journal.Tx) error {
+			return journal.Bucket[json.RawMessage](records).Put(tx, key(i.ref), (*json.RawMessage)(&raw))
+		})
+	}
+	i.mu.Lock()
+	if starts && err == nil {
+		i.rec.State = Running
+	}
+	settle(err)
+	i.changed.Notify()
 	return err
 }
 
-// write writes the record to the journal. i.mu is held.
-func (i *instance) write() error {
-	return i.journal.Update(func(tx *journal.Tx) error { return records.Put(tx, key(i.ref), &i.rec) })
+// forget deletes the record.
+func (i *instance) forget() error {
+	i.saving.Lock()
+	defer i.saving.Unlock()
+	err := i.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(i.ref)) })
+	i.forgotten = err == nil
+	return err
 }
 
 // askStop asks for a stop; the reason of the first call counts. A later call makes a release that

@@ -188,31 +188,40 @@ func (i *instance) ran(p *process.Process) (err error) {
 	if err != nil {
 		return fmt.Errorf("note the process of %s: %w", i, err)
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	switch {
-	case i.rec.State != Running:
-		return fmt.Errorf("%s is %s, not running: its process may not begin", i, i.rec.State)
-	case i.left:
-		return fmt.Errorf("note the process of %s: %w", i, ErrClosed)
-	case i.process != nil && i.process.PID() == p.PID():
-		return nil
-	case i.process != nil:
-		return fmt.Errorf("%s: %w: it has process %d already", i, ErrConflict, i.process.PID())
-	}
 	ref := p.Ref()
-	i.rec.Process, i.rec.MountNS = &ref, ns
-	failpoint.Here("process", "observed")
-	if err := i.write(); err != nil {
-		i.rec.Process, i.rec.MountNS = nil, nil
-		return err
+	err = i.saveOr(func() error {
+		switch {
+		case i.rec.State != Running:
+			return fmt.Errorf("%s is %s, not running: its process may not begin", i, i.rec.State)
+		case i.left:
+			return fmt.Errorf("note the process of %s: %w", i, ErrClosed)
+		case i.process != nil && i.process.PID() == p.PID():
+			return errSame
+		case i.process != nil:
+			return fmt.Errorf("%s: %w: it has process %d already", i, ErrConflict, i.process.PID())
+		}
+		i.rec.Process, i.rec.MountNS = &ref, ns
+		failpoint.Here("process", "observed")
+		return nil
+	}, func(err error) {
+		if err != nil {
+			i.rec.Process, i.rec.MountNS = nil, nil
+			return
+		}
+		failpoint.Here("process", "noted")
+		if !i.left { // else the next host finds it by the record
+			i.process, i.pin, noted = p, pin, true
+			i.named.Notify()
+		}
+	})
+	if errors.Is(err, errSame) {
+		return nil
 	}
-	failpoint.Here("process", "noted")
-	i.process, i.pin, noted = p, pin, true
-	i.changed.Notify()
-	i.named.Notify()
-	return nil
+	return err
 }
+
+// errSame: the process is known already.
+var errSame = errors.New("the workload has this process")
 
 // endProcesses ends what still uses the volumes: first the workload's process, by its kill_signal
 // and then SIGKILL; then all others in its private mount namespace, where the volumes stay mounted after

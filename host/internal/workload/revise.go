@@ -97,15 +97,8 @@ func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("%w %q: %w", specs.ErrInvalid, spec.ID, err)
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	was := i.rec.Spec
-	holder, added, removed := i.ref, listenersWithout(&spec, &was), listenersWithout(&was, &spec)
-	// What its proxy listens on by Consul's word is held already.
-	added = slices.DeleteFunc(added, func(l ports.Request) bool { return m.Ports.Holds(holder, l) })
-	if _, err := m.Ports.Take(holder, added...); err != nil {
-		return 0, fmt.Errorf("workload %q: %w", i.ref, err)
-	}
+	holder, was := i.ref, Spec{}
+	var added, removed []ports.Request
 	swap := func(remakes int) {
 		i.rec.Spec, was = spec, i.rec.Spec
 		for n, s := range i.services {
@@ -115,17 +108,32 @@ func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 			s.Service, services[n] = services[n], s.Service
 		}
 	}
-	swap(1)
-	i.rec.Left = false
-	if err := i.write(); err != nil {
+	err = i.saveOr(func() error {
+		was = i.rec.Spec
+		added, removed = listenersWithout(&spec, &was), listenersWithout(&was, &spec)
+		// Addresses that its proxy listens on by Consul's configuration are held already.
+		added = slices.DeleteFunc(added, func(l ports.Request) bool { return m.Ports.Holds(holder, l) })
+		if _, err := m.Ports.Take(holder, added...); err != nil {
+			return err
+		}
+		swap(1)
+		i.rec.Left = false
+		return nil
+	}, func(err error) {
+		failpoint.Here("service", "revised")
+		if err == nil {
+			m.Ports.ReleaseListeners(holder, removed...)
+			asked = i.askRevision()
+			return
+		}
 		spec = was
 		swap(-1)
 		m.Ports.ReleaseListeners(holder, added...)
-		return 0, fmt.Errorf("write the changed spec of %s to the journal: %w", i, err)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("change the spec of %s: %w", i, err)
 	}
-	failpoint.Here("service", "revised")
-	m.Ports.ReleaseListeners(holder, removed...)
-	return i.askRevision(), nil
+	return asked, nil
 }
 
 // listenersWithout are the listeners of a spec that another one does not have.

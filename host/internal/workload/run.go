@@ -19,7 +19,6 @@ import (
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/system/vars"
-	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/onbehalf"
 	"github.com/pannier/pannier/host/internal/workload/step"
 )
@@ -328,7 +327,7 @@ func (r *run) attempt(ctx context.Context) (err error) {
 		}
 	}
 	defer failpoint.Here("workload", "gone")
-	return r.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
+	return r.forget()
 }
 
 // reportEnd records in the ledger that the workload has ended, while its volumes are unmounted: the undo of its

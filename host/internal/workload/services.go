@@ -38,26 +38,33 @@ func (r *Registered) Instances() map[string][]registration.Instance {
 // a host that knew no digests has made it: a new host restarts no proxy.
 func (r *Registered) Reconfigured(consul, id, digest string) {
 	for _, i := range r.known.all() {
+		var changed *servicesteps.Service
+		var before string
 		i.eachRegistered(func(s *servicesteps.Service) {
 			if s.Consul != consul || s.ID != id || s.ProxyDigest == digest {
 				return
 			}
-			before := s.ProxyDigest
-			s.ProxyDigest = digest
-			if before == "" && (i.resumed || len(s.BootstrapSums) == 0) {
-				return // the journal gets it with the next write
+			before, s.ProxyDigest = s.ProxyDigest, digest
+			if before != "" || !i.resumed && len(s.BootstrapSums) > 0 { // else the journal gets it with the next write
+				changed = s
 			}
-			s.Remake++
-			if err := i.write(); err != nil {
-				s.ProxyDigest = before // it is reported again
-				s.Remake--
-				r.log.Warn("the journal cannot be written; a change of a proxy's configuration is not taken over yet", "workload",
-					i.ref, "service", s.Name, "error", err)
-				return
-			}
-			failpoint.Here("service", "reconfigured")
-			i.askRevision()
 		})
+		if changed == nil {
+			continue
+		}
+		err := i.saveOr(func() error { changed.Remake++; return nil }, func(err error) {
+			if err != nil {
+				changed.ProxyDigest = before // it is reported again
+				changed.Remake--
+			}
+		})
+		if err != nil {
+			r.log.Warn("the journal cannot be written; a change of a proxy's configuration is not taken over yet", "workload",
+				i.ref, "service", changed.Name, "error", err)
+			continue
+		}
+		failpoint.Here("service", "reconfigured")
+		i.View(func() { i.askRevision() })
 	}
 }
 

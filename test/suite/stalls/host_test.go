@@ -58,6 +58,19 @@ func processes() (all []stall) {
 func disks() []stall {
 	return []stall{
 		{name: "the disk hangs", begin: func(r *rig) func() { return r.disk.Freeze() }},
+		{name: "the disk hangs while it is written", begin: func(r *rig) func() {
+			end := r.changes()
+			for range 4 {
+				thaw := r.disk.Freeze()
+				r.answers()
+				thaw()
+			}
+			thaw := r.disk.Freeze()
+			return func() {
+				thaw()
+				end()
+			}
+		}},
 		{name: "the disk is full", begin: func(r *rig) func() {
 			r.disk.Leave(0)
 			return func() { r.disk.Leave(256 << 20) }

@@ -135,6 +135,37 @@ func (r *rig) ask(args ...string) string {
 	return out.String()
 }
 
+// changes starts and stops workloads until end.
+func (r *rig) changes() (end func()) {
+	r.t.Helper()
+	stop := make(chan struct{})
+	var changing sync.WaitGroup
+	ids := []string{"c0", "c1", "c2"}
+	for _, id := range ids {
+		r.volume(id, "faulty")
+		spec := r.workload(id)
+		changing.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					r.h.Try("workload", "start", spec) // may fail
+					r.h.Try("workload", "stop", id)
+				}
+			}
+		})
+	}
+	return func() {
+		close(stop)
+		changing.Wait()
+		for _, id := range ids {
+			r.h.AwaitFree(id)
+			r.h.Run("volume", "deregister", id)
+		}
+	}
+}
+
 // answers checks that an operator gets answers.
 func (r *rig) answers() {
 	r.t.Helper()
