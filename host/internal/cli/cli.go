@@ -67,6 +67,8 @@ type App struct {
 	started bool
 	// patience bounds how long a repeatable call is retried while the agent is down.
 	patience time.Duration
+	// silence bounds how long a stop waits for an agent that does not begin to answer; 0: not.
+	silence time.Duration
 }
 
 // New returns the state of one run.
