@@ -22,6 +22,7 @@ func TestDocker(t *testing.T) {
 		{"compose", compose},
 		{"compose recipe", composeRecipe},
 		{"create and remove", createAndRemove},
+		{"of the ledger", ofTheLedger},
 		{"run", run},
 		{"image content", imageContent},
 		{"copy while running", copyWhileRunning},
@@ -108,6 +109,41 @@ func compose(t *testing.T, r *rig) {
 		t.Errorf("after down --volumes there are %q", got)
 	}
 	r.Host.Run("volume", "delete", "-namespace", space, "shop_data")
+}
+
+// ofTheLedger gives a container a volume that this dockerd has not heard of, by its name alone, until it is forgotten.
+func ofTheLedger(t *testing.T, r *rig) {
+	r.Host.Run("volume", "create", r.Write("ours.hcl", `
+id        = "ours"
+namespace = "docker"
+type      = "csi"
+plugin_id = "local"
+capacity_min = "16MiB"
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}`))
+	if got := r.docker(t, "volume", "ls", "--quiet", "--filter", "driver=pannier"); got != "ours\n" {
+		t.Errorf("the volumes are %q", got)
+	}
+	r.docker(t, "run", "--rm", "-v", "ours:/data", image, "sh", "-c", "echo kept >/data/file")
+	r.awaitFree(t, "ours")
+	if got := r.inspect(t, "ours", ".Driver"); got != "pannier" {
+		t.Errorf("its driver is %q", got)
+	}
+	r.docker(t, "volume", "rm", "ours")
+	if got := r.docker(t, "volume", "ls", "--quiet"); got != "" {
+		t.Errorf("it is forgotten, and the volumes are %q", got)
+	}
+	r.docker(t, "run", "--rm", "-v", "ours:/data", image, "test", "!", "-e", "/data/file") // another one, of the local driver
+	r.docker(t, "volume", "rm", "ours")
+	r.docker(t, "volume", "create", "-d", "pannier", "ours")
+	if got := r.docker(t, "run", "--rm", "-v", "ours:/data", image, "cat", "/data/file"); got != "kept\n" {
+		t.Errorf("the file has %q", got)
+	}
+	r.awaitFree(t, "ours")
+	r.docker(t, "volume", "rm", "ours")
+	r.Host.Run("volume", "delete", "-namespace", space, "ours")
 }
 
 func createAndRemove(t *testing.T, r *rig) {

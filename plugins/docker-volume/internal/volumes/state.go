@@ -109,10 +109,14 @@ type store struct {
 	boot string
 }
 
-// errNoVolume: the volume was not created through this plugin, or is forgotten.
+// errNoVolume: the volume is not used on this host, or is forgotten.
 var errNoVolume = errors.New("no such volume was created through this plugin on this host")
 
-const prefix = "volume/"
+const (
+	prefix = "volume/"
+	// forgotten has the volumes that the ledger may have and this host does not know until they are created again.
+	forgotten = "forgotten/"
+)
 
 func (s *store) get(ctx context.Context, name string) (r record, err error) {
 	r, _, err = s.read(ctx, name)
@@ -144,6 +148,9 @@ func (s *store) create(ctx context.Context, name string, r record) (record, erro
 		return r, err
 	}
 	stored, err := s.kv.CompareAndSwap(ctx, prefix+name, nil, raw)
+	if err == nil {
+		err = s.kv.Delete(ctx, forgotten+name)
+	}
 	if err != nil || stored {
 		return r, err
 	}
@@ -176,8 +183,16 @@ func (s *store) update(ctx context.Context, name string, change func(*record) er
 
 func (s *store) delete(ctx context.Context, name string) error { return s.kv.Delete(ctx, prefix+name) }
 
-// names lists the volumes, sorted.
-func (s *store) names(ctx context.Context) ([]string, error) {
+// forget deletes a record, and notes that the ledger's volume is not to be found.
+func (s *store) forget(ctx context.Context, name string) error {
+	if _, err := s.kv.CompareAndSwap(ctx, forgotten+name, nil, []byte("{}")); err != nil {
+		return err
+	}
+	return s.delete(ctx, name)
+}
+
+// names lists the volumes with a prefix, sorted.
+func (s *store) names(ctx context.Context, prefix string) ([]string, error) {
 	keys, err := s.kv.List(ctx, prefix)
 	for n, key := range keys {
 		keys[n] = strings.TrimPrefix(key, prefix)
