@@ -32,6 +32,7 @@ func TestDocker(t *testing.T) {
 		{"stop without the plugin", stopWithoutPlugin},
 		{"plugin killed", pluginKilled},
 		{"engine restarted", engineRestarted},
+		{"engine killed", engineKilled},
 		{"engine stalled", engineStalled},
 	} {
 		if !t.Run(test.name, func(t *testing.T) {
@@ -352,6 +353,49 @@ func engineRestarted(t *testing.T, r *rig) {
 }
 
 // A dockerd that is stopped (SIGSTOP) holds what it holds. The agent answers meanwhile.
+// engineKilled kills dockerd while it starts a container, which waits for its second volume: the first is released when
+// dockerd is back, although nobody unmounts it.
+func engineKilled(t *testing.T, r *rig) {
+	r.mkvolume(t, "first")
+	r.mkvolume(t, "second")
+	r.rm(t, "c1")
+	r.Host.Run("workload", "start", r.Write("second.hcl", `
+workload "other" {
+  namespace = "docker"
+  volume "data" {
+    source      = "second"
+    destination = "/data"
+  }
+}`))
+	for mounted := false; !mounted; { // dockerd mounts them in any order, and gives up when the second is refused
+		_, _ = r.Daemon.Try("rm", "--force", "c1")
+		waits := r.Daemon.Command("run", "--detach", "--name", "c1", "-v", "first:/first", "-v", "second:/second", image)
+		if err := waits.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan struct{})
+		go func() { _ = waits.Wait(); close(ended) }() // with an error in any case
+		r.Eventually("the first volume is mounted, or the second is refused", func() error {
+			select {
+			case <-ended:
+				return nil
+			default:
+			}
+			mounted = r.inspect(t, "first", ".Status.mounts") == "1" && r.inspect(t, "first", ".Mountpoint") != ""
+			if mounted {
+				return nil
+			}
+			return errors.New("neither")
+		})
+		if mounted {
+			r.Crash(t)
+		}
+		<-ended
+	}
+	r.awaitFree(t, "first")
+	r.Host.Run("workload", "stop", "-namespace", space, "other")
+}
+
 func engineStalled(t *testing.T, r *rig) {
 	r.mkvolume(t, "stalled")
 	r.docker(t, "run", "--detach", "--name", "stalled", "-v", "stalled:/data", image)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -101,7 +102,8 @@ func (s *service) known(ctx context.Context, name string) (record, error) {
 // mount counts a Mount and returns the volume's path. If it fails, or nobody waits for the answer any more, it is
 // undone: no Unmount follows.
 func (s *service) mount(ctx context.Context, name, id string) (path string, err error) {
-	add := func(r *record) { r.add(id, time.Now()) }
+	engine, _ := ctx.Value(http.LocalAddrContextKey).(*process)
+	add := func(r *record) { r.add(id, time.Now(), engine) }
 	r, err := s.enter(ctx, name, add)
 	if errors.Is(err, errNoVolume) {
 		if r, err = s.known(ctx, name); err == nil {

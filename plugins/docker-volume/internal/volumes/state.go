@@ -32,18 +32,19 @@ type mount struct {
 	At    time.Time `json:"at"` // of the last one
 	// Seen says that a holder was found since, so that its absence means its end.
 	Seen bool `json:"seen,omitempty"`
+	// Engine has made the last one; nil: it is not known. Without it, a container that has not started does not.
+	Engine *process `json:"engine,omitempty"`
 }
 
-// process is one of this plugin's.
+// process is one of this plugin's, or of an engine.
 type process struct {
 	PID       int    `json:"pid"`
 	StartTime uint64 `json:"start_time"` // tells it from a later one with its PID
 }
 
-// self is this process.
-func self() (process, error) {
-	st, err := procfs.ReadStat(procfs.Dir(os.Getpid()))
-	return process{os.Getpid(), st.StartTime}, err
+func processOf(pid int) (process, error) {
+	st, err := procfs.ReadStat(procfs.Dir(pid))
+	return process{pid, st.StartTime}, err
 }
 
 func (p process) lives() bool {
@@ -53,8 +54,8 @@ func (p process) lives() bool {
 
 func (r *record) used() bool { return len(r.Mounts) > 0 }
 
-// add counts a Mount.
-func (r *record) add(id string, now time.Time) {
+// add counts a Mount of an engine's process.
+func (r *record) add(id string, now time.Time, by *process) {
 	if r.Mounts == nil {
 		r.Mounts = map[string]*mount{}
 	}
@@ -64,7 +65,7 @@ func (r *record) add(id string, now time.Time) {
 		r.Mounts[id] = m
 	}
 	m.Count++
-	m.At, m.Seen = now, false
+	m.At, m.Seen, m.Engine = now, false, by
 }
 
 // remove ends one Mount. One that does not count any more is none.
@@ -89,7 +90,7 @@ func (r *record) compare(holders int, looked time.Time) {
 		case !m.At.Before(looked): // it may have come after the look
 		case holders >= len(r.Mounts):
 			m.Seen = true
-		case holders == 0 && (m.Seen || looked.Sub(m.At) > unseenGrace):
+		case holders == 0 && (m.Seen || m.Engine != nil && !m.Engine.lives() || looked.Sub(m.At) > unseenGrace):
 			delete(r.Mounts, id)
 		}
 	}
