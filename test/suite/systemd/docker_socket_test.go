@@ -59,7 +59,7 @@ func TestDockerSocket(t *testing.T) {
 	}
 	h.Run("systemctl", "enable", "pannier-docker.socket")
 	h.Run("pannier", "agent", "stop", "-plugins")
-	h.Run("systemctl", "restart", "pannier-docker.socket")
+	h.Run("systemctl", "restart", "pannier-docker.socket", "pannier")
 	served("of systemd's socket")
 	h.Reboot()
 	served("after a boot")

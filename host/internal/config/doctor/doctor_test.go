@@ -64,7 +64,7 @@ by-hand /mnt pannier noauto 0 0
 `)
 	write("etc/systemd/system/srv.mount", "[Mount]\nWhat=pannier:srv\nWhere=/srv\nType=pannier\n")
 	write("usr/lib/systemd/system/tmp.mount", "[Mount]\nWhat=tmpfs\nWhere=/tmp\nType=tmpfs\n")
-	early := "warn: " + root + "/etc/fstab:5: /logs lacks the option _netdev"
+	early := "warn: " + root + "/etc/fstab:5: logs.mount lacks the option _netdev"
 	is(t, checkMountUnits(root, generated), "warn: srv.mount (", "warn: data\\x20here.mount (", early)
 	lib.NoError(t, mountunits.Generate(root, generated))
 	is(t, checkMountUnits(root, generated), early)

@@ -131,7 +131,7 @@ func checkMountUnits(root, generated string) []Finding {
 		}
 		if u.Early() {
 			problems = append(problems, one(Warn, fmt.Sprintf("%s:%d: %s lacks the option _netdev: the boot does not wait for the"+
-				" agent", u.File, u.Line, u.Where), fmt.Sprintf("${EDITOR:-vi} +%d %s", u.Line, u.File))...)
+				" agent", u.File, u.Line, u.Name), fmt.Sprintf("${EDITOR:-vi} +%d %s", u.Line, u.File))...)
 		} else if _, err := os.Stat(u.DropIn(generated)); err != nil {
 			problems = append(problems, one(Warn, fmt.Sprintf("%s (%s) has not the order that pannier-generator gives it: the boot"+
 				" does not wait for the agent", u.Name, u.File), "ln -sf /usr/bin/pannier "+mountunits.Generator+

@@ -37,9 +37,8 @@ Requires=pannier.socket
 type Unit struct {
 	Name string
 	// File has it, at the line Line if that is fstab.
-	File  string
-	Line  int
-	Where string
+	File string
+	Line int
 	// Options of the line of fstab.
 	Options []string
 }
@@ -58,8 +57,8 @@ func Find(root string) (all []Unit, err error) {
 			return nil, err
 		}
 		for _, file := range files {
-			if where, is := ofUnit(file); is {
-				all = append(all, Unit{Name: filepath.Base(file), File: file, Where: where})
+			if hasVolume(file) {
+				all = append(all, Unit{Name: filepath.Base(file), File: file})
 			}
 		}
 	}
@@ -82,31 +81,24 @@ func Find(root string) (all []Unit, err error) {
 			where = fields[1]
 		}
 		all = append(all, Unit{
-			Name: unit.UnitNamePathEscape(where) + ".mount", File: path, Line: n, Where: where,
+			Name: unit.UnitNamePathEscape(where) + ".mount", File: path, Line: n,
 			Options: strings.Split(fields[3], ","),
 		})
 	}
 	return all, lines.Err()
 }
 
-// ofUnit reports whether a unit file, which may be wrong, mounts a volume, and where.
-func ofUnit(file string) (where string, is bool) {
+// hasVolume reports whether a unit file, which may be wrong, mounts a volume.
+func hasVolume(file string) bool {
 	f, err := os.Open(file)
 	if err != nil {
-		return "", false
+		return false
 	}
 	defer f.Close()
 	options, err := unit.DeserializeOptions(f)
-	for _, o := range options {
-		switch {
-		case o.Section != "Mount":
-		case o.Name == "Where":
-			where = o.Value
-		case o.Name == "Type":
-			is = o.Value == "pannier"
-		}
-	}
-	return where, is && err == nil
+	return err == nil && slices.ContainsFunc(options, func(o *unit.UnitOption) bool {
+		return o.Section == "Mount" && o.Name == "Type" && o.Value == "pannier"
+	})
 }
 
 // Generate writes the drop-ins of a machine's units below a directory.
