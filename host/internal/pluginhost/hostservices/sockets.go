@@ -184,7 +184,7 @@ func (s *Services) listen(ctx context.Context, l *listening) (err error) {
 	if l.activated = l.file != nil; l.activated || err != nil {
 		return errors.Join(err, l.permit())
 	}
-	l.file, err = l.Socket.listen(ctx)
+	l.file, err = l.listen(ctx)
 	return err
 }
 
