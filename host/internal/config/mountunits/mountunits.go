@@ -21,8 +21,8 @@ const (
 	GeneratorDir = "/run/systemd/generator"
 )
 
-// dropIn gives a unit the order of a network's file system, after the agent. systemd gives it to types that it knows and
-// to _netdev only; others it mounts before local-fs.target, which the agent is started after.
+// dropIn gives a unit the order of a network's file system, after the agent. systemd gives it only to types that it
+// knows and to _netdev; others it mounts before local-fs.target, which the agent is started after.
 const dropIn = `# By pannier-generator, for volumes of Pannier.
 [Unit]
 DefaultDependencies=no
