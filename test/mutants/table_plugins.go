@@ -625,15 +625,29 @@ var plugins = []mutant{
 	{
 		name: "mount-counts-for-ever", promise: "a Mount whose container never came does not hold the volume for ever",
 		in: "plugins/docker-volume/internal/volumes", decl: "record.compare",
-		old: "holders == 0 && (m.Seen || looked.Sub(m.At) > unseenGrace)",
-		new: "holders == 0 && m.Seen",
+		old: " || looked.Sub(m.At) > unseenGrace)",
+		new: ")",
 		pkg: "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
+	},
+	{
+		name: "killed-engine-counts", promise: "a volume is released soon after its dockerd was killed while it started a container",
+		in: "plugins/docker-volume/internal/volumes", decl: "record.compare",
+		old: "m.Engine != nil && !m.Engine.lives() || ",
+		new: "",
+		pkg: "./test/suite/dockervolume", run: "^TestDocker$/^engine_killed$",
+	},
+	{
+		name: "forgotten-comes-back", promise: "a volume that docker volume rm has forgotten is not found until it is created again",
+		in: "plugins/docker-volume/internal/volumes", decl: "service.remove",
+		old: "forget := s.store.forget\n",
+		new: "forget := s.store.delete\n",
+		pkg: "./test/suite/dockervolume", run: "^TestDocker$/^of_the_ledger$",
 	},
 	{
 		name: "anonymous-data-deleted", promise: "the data of a volume with an anonymous name is never deleted",
 		in: "plugins/docker-volume/internal/volumes", decl: "service.remove",
-		old: "err == nil && r.Delete && !anonymous(name)",
-		new: "err == nil && r.Delete",
+		old: "} else if err == nil && r.Delete {",
+		new: "}\n\tif err == nil && r.Delete {",
 		pkg: "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
 	},
 	{

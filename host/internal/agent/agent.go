@@ -65,7 +65,13 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	if before.Tried() {
 		return a.try(ctx, before)
 	}
-	if err := a.sockets.Activate(); err != nil {
+	var doors []string
+	for _, p := range cfg.Plugins {
+		for _, s := range p.Frontend.Listens() {
+			doors = append(doors, strings.TrimPrefix(s.Address, "unix://"))
+		}
+	}
+	if err := a.sockets.Activate(doors...); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.close(context.WithoutCancel(ctx))) }()
@@ -73,7 +79,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 		return err
 	}
 	if unused := a.sockets.Unused(); len(unused) > 0 {
-		a.log.Warn("pannier.socket listens where the configuration does not say, and nobody answers there: make its "+
+		a.log.Warn("a socket unit listens where the configuration does not say, and nobody answers there: make its "+
 			"ListenStream= and the configuration's socket the same", "listens", unused, "socket", cfg.Socket)
 	}
 	a.sockets.CloseUnused()

@@ -40,7 +40,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		Node: a.cfg.Name, ReadSecret: config.ReadSecret, Log: a.log.Named("plugin"),
 	})
 	a.hosting = hostservices.New(hostservices.Config{
-		Journal: a.journal, API: a.doors.API, Spans: a.traces.Record, Log: a.log.Named("plugin"),
+		Journal: a.journal, API: a.doors.API, Spans: a.traces.Record, Log: a.log.Named("plugin"), Door: a.sockets.Door,
 	})
 	a.closers.add(a.hosting.Close)
 	a.openDoors(a.cfg)

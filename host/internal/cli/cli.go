@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/config/mountunits"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/sdk/api"
 )
@@ -40,10 +41,20 @@ type Options struct {
 // Main runs one command of pannier and returns the exit code (see the constants).
 func Main(o Options) int {
 	a := New(o)
-	if name := filepath.Base(o.Name); name == mountHelper || name == umountHelper {
+	switch name := filepath.Base(o.Name); name {
+	case mountHelper, umountHelper:
 		ctx, stop := untilSignal()
 		defer stop()
 		return a.mountMain(ctx, name)
+	case filepath.Base(mountunits.Generator): // with the directories for its output, of which the first is the usual one
+		err := Usage("systemd calls it (systemd.generator(7))")
+		if len(o.Args) > 0 {
+			err = mountunits.Generate("/", o.Args[0])
+		}
+		if err == nil {
+			return ExitOK
+		}
+		return a.report(err, "")
 	}
 	root := a.rootCommand()
 	if err := a.becomeAgent(root); err != nil {
@@ -67,6 +78,8 @@ type App struct {
 	started bool
 	// patience bounds how long a repeatable call is retried while the agent is down.
 	patience time.Duration
+	// silence bounds how long a stop waits for an agent that does not begin to answer; 0: not.
+	silence time.Duration
 }
 
 // New returns the state of one run.

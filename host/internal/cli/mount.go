@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -345,8 +346,8 @@ func startMount(ctx context.Context, client *api.Client, req *hostv1.StartWorklo
 }
 
 // bindVolume mounts what the agent has published. mount(8), which would look the target up again, only notes in
-// /run/mount/utab that umount(8) has to call the helper, and options such as _netdev: without it systemd takes what it
-// finds for a local mount, and the boot never ends. The volume's own nosuid and nodev stay.
+// /run/mount/utab that umount(8) has to call the helper, and options that systemd reads back. Without _netdev it would
+// take what it finds for a local mount, and a boot would never end. The volume's own nosuid and nodev stay.
 func bindVolume(ctx context.Context, r *mountRequest, m *hostv1.Mount, target *os.File) error {
 	var attr unix.MountAttr
 	for _, flag := range r.flags {
@@ -374,7 +375,7 @@ func bindVolume(ctx context.Context, r *mountRequest, m *hostv1.Mount, target *o
 		unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return err
 	}
-	noted := strings.Join(append([]string{"helper=pannier"}, r.noted...), ",")
+	noted := strings.Join(append([]string{"helper=pannier", "_netdev"}, r.noted...), ",")
 	err = runMount(ctx, "mount", "--fake", "--internal-only", "--bind", "-o", noted, "--", m.GetHostPath(), r.target)
 	if err != nil {
 		err = errors.Join(err, unix.Unmount(fmt.Sprintf("/proc/self/fd/%d", source), unix.MNT_DETACH))
@@ -437,21 +438,20 @@ func (a *App) releaseMount(ctx context.Context, r *umountRequest) error {
 	if err != nil {
 		return err
 	}
-	all, err := client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: "*"})
+	within, enough := context.WithTimeoutCause(ctx, answerWait, errSilent)
+	defer enough()
+	all, err := client.Workloads.ListWorkloads(within, &hostv1.ListWorkloadsRequest{Namespace: "*"})
 	if err != nil {
-		return err
+		return cmp.Or(context.Cause(within), err)
 	}
 	for _, w := range all.GetWorkloads() {
 		spec := w.GetSpec()
 		if spec.GetId() != mountWorkload(r.target, w.GetNode()) || ended(w) {
 			continue
 		}
-		stream, err := client.Workloads.StopWorkload(ctx,
-			&hostv1.StopWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
-		if err != nil {
-			return err
-		}
-		if _, _, err := receive(stream, &progress{w: io.Discard}); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
+		_, _, err := stopOnce(ctx, client, &progress{w: io.Discard},
+			&hostv1.StopWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()}, answerWait)
+		if err != nil && connect.CodeOf(err) != connect.CodeNotFound {
 			return err
 		}
 	}
@@ -493,7 +493,7 @@ var (
 		"relatime": {clear: unix.MOUNT_ATTR__ATIME}, "norelatime": {clear: unix.MOUNT_ATTR__ATIME}, // the kernel's default
 	}
 	onlyOfMount = []string{
-		"defaults", "rw", "suid", "dev", "auto", "noauto", "nofail", "user", "nouser", "users", "nousers", "owner",
+		"defaults", "_netdev", "rw", "suid", "dev", "auto", "noauto", "nofail", "user", "nouser", "users", "nousers", "owner",
 		"noowner", "group", "nogroup", "silent", "loud",
 	}
 	refusedByMount = []string{"bind", "rbind", "move", "remount", "loop", "helper", "uhelper"}
@@ -568,7 +568,7 @@ func (r *mountRequest) option(option string) (err error) {
 	name, value, valued := strings.Cut(option, "=")
 	switch {
 	case strings.HasPrefix(name, "x-mount."): // mount(8) has done it
-	case option == "_netdev" || strings.HasPrefix(name, "x-"):
+	case strings.HasPrefix(name, "x-"):
 		r.noted = append(r.noted, option)
 	case option == "" || slices.Contains(onlyOfMount, option) || name == "comment":
 	case option == "ro":

@@ -21,7 +21,7 @@ func TestMountHelperArguments(t *testing.T) {
 	}{
 		{args: "data /data", want: plain},
 		{args: "pannier:data /data -o rw,_netdev,x-systemd.requires=pannier.socket,nofail,x-mount.mkdir,defaults -t pannier", want: with(
-			func(r *mountRequest) { r.noted = []string{"_netdev", "x-systemd.requires=pannier.socket"} })},
+			func(r *mountRequest) { r.noted = []string{"x-systemd.requires=pannier.socket"} })},
 		{args: "-v data /data/ -sn", want: plain},
 		{args: "data /data -fv", want: with(func(r *mountRequest) { r.fake = true })},
 		{args: "data /data -o ro,noexec -onoatime", want: with(func(r *mountRequest) {

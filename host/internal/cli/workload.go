@@ -1,12 +1,14 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	_ "embed" // for the spec that init writes
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -305,6 +307,8 @@ func stopVerb() verb {
 tokens. What cannot be undone now, because a driver or Consul is down, is retried until
 it is done; the command can be interrupted meanwhile, the agent continues. After -timeout it
 says what the workload still waits for, and the exit code is 1; the agent continues then, too.
+In the stop of a unit (ExecStop=, ExecStopPost=) an agent that does not answer is waited for 5 s,
+and stops the workload when it is up: systemd starts it after that stop only.
 
 With -all the workloads of this host are stopped, in the namespace of -namespace if it is given.
 Their programs are not ended, and a volume that is still in use is waited for. On a terminal you
@@ -337,10 +341,17 @@ Consul lets it.`,
 			if err != nil {
 				return err
 			}
+			if _, inUnit := os.LookupEnv("SERVICE_RESULT"); inUnit { // systemd.exec(5): a command of its stop
+				c.patience, c.silence = answerWait, answerWait
+			}
 			p := c.progress()
 			w, err := stopWithin(ctx, c, p, s.timeout,
 				&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id, Force: s.force})
 			p.close()
+			if errors.Is(err, errSilent) {
+				c.Note("%s; it stops workload %q when it is up", message(err), id)
+				return nil
+			}
 			return c.Print(&hostv1.GetWorkloadResponse{Workload: w}, err, func() { c.Note("workload %q is stopped", id) })
 		},
 	}
@@ -453,13 +464,9 @@ func stopWithin(ctx context.Context, c *call, p *progress, timeout time.Duration
 func (c *call) stop(ctx context.Context, p *progress, req *hostv1.StopWorkloadRequest,
 ) (w *hostv1.Workload, err error) {
 	seen := false // steps of this stop were received
-	err = c.patiently(ctx, p, true, func() error {
-		stream, err := c.Workloads.StopWorkload(ctx, req)
-		if err != nil {
-			return err
-		}
+	err = c.patiently(ctx, p, true, func() (err error) {
 		var some bool
-		w, some, err = receive(stream, p)
+		w, some, err = stopOnce(ctx, c.Client, p, req, c.silence)
 		if seen && connect.CodeOf(err) == connect.CodeNotFound {
 			// The agent died between the last step and its answer: the workload is stopped.
 			spec := &hostv1.WorkloadSpec{Id: req.GetId(), Namespace: req.GetNamespace()}
@@ -469,4 +476,30 @@ func (c *call) stop(ctx context.Context, p *progress, req *hostv1.StopWorkloadRe
 		return err
 	})
 	return w, err
+}
+
+// answerWait is how long the stop of a unit waits for an agent that does not answer. Such an agent may be waiting for
+// that stop: systemd starts no unit before the stops of the units that are ordered after it.
+const answerWait = 5 * time.Second
+
+// errSilent: the call is in the socket's queue, from which the agent takes it when it is up.
+var errSilent = fmt.Errorf("the agent does not answer within %s", answerWait)
+
+// stopOnce asks the agent to stop a workload, and shows the steps. It does not wait longer than silence for the answer
+// to begin; 0: as long as it takes.
+func stopOnce(ctx context.Context, client *api.Client, p *progress, req *hostv1.StopWorkloadRequest,
+	silence time.Duration,
+) (w *hostv1.Workload, some bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	late := time.AfterFunc(cmp.Or(silence, math.MaxInt64), func() { cancel(errSilent) })
+	stream, err := client.Workloads.StopWorkload(ctx, req)
+	late.Stop()
+	if err == nil {
+		return receive(stream, p)
+	}
+	if errors.Is(context.Cause(ctx), errSilent) {
+		err = errSilent
+	}
+	return nil, false, err
 }

@@ -168,7 +168,18 @@ func (d *Daemon) Stall(t testing.TB) (goOn func()) {
 // Restart ends the daemon as systemd does, and starts it again. Its containers run on with --live-restore.
 func (d *Daemon) Restart(t testing.TB) {
 	t.Helper()
-	if err := d.daemon.Process.Signal(unix.SIGTERM); err != nil {
+	d.again(t, unix.SIGTERM)
+}
+
+// Crash kills the daemon, and starts it again.
+func (d *Daemon) Crash(t testing.TB) {
+	t.Helper()
+	d.again(t, unix.SIGKILL)
+}
+
+func (d *Daemon) again(t testing.TB, end os.Signal) {
+	t.Helper()
+	if err := d.daemon.Process.Signal(end); err != nil {
 		t.Fatal(err)
 	}
 	select {

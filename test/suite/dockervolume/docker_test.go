@@ -22,6 +22,7 @@ func TestDocker(t *testing.T) {
 		{"compose", compose},
 		{"compose recipe", composeRecipe},
 		{"create and remove", createAndRemove},
+		{"of the ledger", ofTheLedger},
 		{"run", run},
 		{"image content", imageContent},
 		{"copy while running", copyWhileRunning},
@@ -31,6 +32,7 @@ func TestDocker(t *testing.T) {
 		{"stop without the plugin", stopWithoutPlugin},
 		{"plugin killed", pluginKilled},
 		{"engine restarted", engineRestarted},
+		{"engine killed", engineKilled},
 		{"engine stalled", engineStalled},
 	} {
 		if !t.Run(test.name, func(t *testing.T) {
@@ -108,6 +110,41 @@ func compose(t *testing.T, r *rig) {
 		t.Errorf("after down --volumes there are %q", got)
 	}
 	r.Host.Run("volume", "delete", "-namespace", space, "shop_data")
+}
+
+// ofTheLedger gives a container a volume that this dockerd has not heard of, by its name alone, until it is forgotten.
+func ofTheLedger(t *testing.T, r *rig) {
+	r.Host.Run("volume", "create", r.Write("ours.hcl", `
+id        = "ours"
+namespace = "docker"
+type      = "csi"
+plugin_id = "local"
+capacity_min = "16MiB"
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}`))
+	if got := r.docker(t, "volume", "ls", "--quiet", "--filter", "driver=pannier"); got != "ours\n" {
+		t.Errorf("the volumes are %q", got)
+	}
+	r.docker(t, "run", "--rm", "-v", "ours:/data", image, "sh", "-c", "echo kept >/data/file")
+	r.awaitFree(t, "ours")
+	if got := r.inspect(t, "ours", ".Driver"); got != "pannier" {
+		t.Errorf("its driver is %q", got)
+	}
+	r.docker(t, "volume", "rm", "ours")
+	if got := r.docker(t, "volume", "ls", "--quiet"); got != "" {
+		t.Errorf("it is forgotten, and the volumes are %q", got)
+	}
+	r.docker(t, "run", "--rm", "-v", "ours:/data", image, "test", "!", "-e", "/data/file") // another one, of the local driver
+	r.docker(t, "volume", "rm", "ours")
+	r.docker(t, "volume", "create", "-d", "pannier", "ours")
+	if got := r.docker(t, "run", "--rm", "-v", "ours:/data", image, "cat", "/data/file"); got != "kept\n" {
+		t.Errorf("the file has %q", got)
+	}
+	r.awaitFree(t, "ours")
+	r.docker(t, "volume", "rm", "ours")
+	r.Host.Run("volume", "delete", "-namespace", space, "ours")
 }
 
 func createAndRemove(t *testing.T, r *rig) {
@@ -316,6 +353,49 @@ func engineRestarted(t *testing.T, r *rig) {
 }
 
 // A dockerd that is stopped (SIGSTOP) holds what it holds. The agent answers meanwhile.
+// engineKilled kills dockerd while it starts a container, which waits for its second volume: the first is released when
+// dockerd is back, although nobody unmounts it.
+func engineKilled(t *testing.T, r *rig) {
+	r.mkvolume(t, "first")
+	r.mkvolume(t, "second")
+	r.rm(t, "c1")
+	r.Host.Run("workload", "start", r.Write("second.hcl", `
+workload "other" {
+  namespace = "docker"
+  volume "data" {
+    source      = "second"
+    destination = "/data"
+  }
+}`))
+	for mounted := false; !mounted; { // dockerd mounts them in any order, and gives up when the second is refused
+		_, _ = r.Daemon.Try("rm", "--force", "c1")
+		waits := r.Daemon.Command("run", "--detach", "--name", "c1", "-v", "first:/first", "-v", "second:/second", image)
+		if err := waits.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan struct{})
+		go func() { _ = waits.Wait(); close(ended) }() // with an error in any case
+		r.Eventually("the first volume is mounted, or the second is refused", func() error {
+			select {
+			case <-ended:
+				return nil
+			default:
+			}
+			mounted = r.inspect(t, "first", ".Status.mounts") == "1" && r.inspect(t, "first", ".Mountpoint") != ""
+			if mounted {
+				return nil
+			}
+			return errors.New("neither")
+		})
+		if mounted {
+			r.Crash(t)
+		}
+		<-ended
+	}
+	r.awaitFree(t, "first")
+	r.Host.Run("workload", "stop", "-namespace", space, "other")
+}
+
 func engineStalled(t *testing.T, r *rig) {
 	r.mkvolume(t, "stalled")
 	r.docker(t, "run", "--detach", "--name", "stalled", "-v", "stalled:/data", image)

@@ -28,16 +28,19 @@ After=pannier.service
 Type=oneshot
 RemainAfterExit=yes
 ExecStart=/usr/bin/test -S `+socket)
-	h.unit("docker.service", `[Unit]
+	for _, engine := range []string{"docker.service", "podman-restart.service"} {
+		h.unit(engine, `[Unit]
 After=network-online.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
 ExecStart=/usr/bin/test -S `+socket)
+	}
 	h.Boot()
 	h.is("pannier.service", "active")
 	h.is("uses.service", "active")
 	h.is("docker.service", "active")
+	h.is("podman-restart.service", "active")
 }
 
 // TestStopWhileItStarts checks that nothing revokes a stop of an agent that starts: it does not start itself by a call

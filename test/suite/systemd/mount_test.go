@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -36,13 +37,16 @@ func withVolumes(t *testing.T, ids ...string) *host {
 	return h
 }
 
+// generator orders mount units.
+const generator = "/usr/lib/systemd/system-generators/pannier-generator"
+
+// helpers makes the links of docs/mount.md.
 func (h *host) helpers() {
 	h.t.Helper()
-	for _, name := range []string{"mount.pannier", "umount.pannier"} {
-		if err := os.Symlink("../bin/pannier", h.Path("/usr/sbin/"+name)); err != nil {
-			h.t.Fatal(err)
-		}
-	}
+	h.Run("mkdir", "-p", filepath.Dir(generator))
+	h.Run("ln", "-s", "../bin/pannier", "/usr/sbin/mount.pannier")
+	h.Run("ln", "-s", "../bin/pannier", "/usr/sbin/umount.pannier")
+	h.Run("ln", "-s", "../../../bin/pannier", generator)
 }
 
 func (h *host) create(id string) {
@@ -234,7 +238,8 @@ func TestUnmountedWithoutTheHelper(t *testing.T) {
 	}
 }
 
-// TestFstab boots a host whose fstab has volumes: one is mounted at the boot, one when it is used.
+// TestFstab boots a host whose fstab has volumes, one of which is mounted when it is used, with the unit of the
+// documentation.
 func TestFstab(t *testing.T) {
 	t.Parallel()
 	if known, err := os.ReadFile("/proc/filesystems"); err != nil || !strings.Contains(string(known), "autofs") {
@@ -243,27 +248,21 @@ func TestFstab(t *testing.T) {
 	h := newHost(t, "pannier.socket")
 	h.helpers()
 	h.Write("/etc/fstab", `
-pannier:data /data pannier _netdev,nofail,x-systemd.requires=pannier.socket,x-systemd.after=pannier.service 0 0
+pannier:data /data pannier _netdev,nofail 0 0
 pannier:lazy /lazy pannier _netdev,nofail,x-systemd.automount,x-systemd.requires=pannier.service 0 0
 `, 0o644)
-	h.unit("unit.mount", `[Unit]
-Requires=pannier.socket
-After=pannier.service
-[Mount]
-What=pannier:unit
-Where=/unit
-Type=pannier
-Options=_netdev`)
+	h.Write("/etc/systemd/system/srv-files.mount", page(t, "mount.md", "# /etc/systemd/system/srv-files.mount\n"), 0o644)
+	h.Run("systemctl", "enable", "srv-files.mount")
 	h.unit("volumes.service", `[Unit]
 Requires=pannier.service
 After=pannier.service
-Before=data.mount unit.mount
+Before=data.mount srv-files.mount
 DefaultDependencies=no
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart=/bin/sh -c 'until pannier volume create /root/data.hcl && pannier volume create /root/lazy.hcl && pannier volume create /root/unit.hcl; do sleep 0.1; done'`)
-	for _, id := range []string{"data", "lazy", "unit"} {
+ExecStart=/bin/sh -c 'until pannier volume create /root/data.hcl && pannier volume create /root/lazy.hcl && pannier volume create /root/files.hcl; do sleep 0.1; done'`)
+	for _, id := range []string{"data", "lazy", "files"} {
 		h.Write("/root/"+id+".hcl", fmt.Sprintf(volume, id), 0o644)
 	}
 	h.unit("app.service", `[Unit]
@@ -274,8 +273,11 @@ Type=oneshot
 RemainAfterExit=yes
 ExecStart=/bin/sh -c 'echo mine >/data/app'`)
 	h.Boot()
-	for _, unit := range []string{"data.mount", "unit.mount", "app.service", "remote-fs.target", "multi-user.target"} {
+	for _, unit := range []string{"data.mount", "srv-files.mount", "app.service", "remote-fs.target", "multi-user.target"} {
 		h.is(unit, "active")
+	}
+	if log := h.Journal(); strings.Contains(log, "ordering cycle") {
+		t.Errorf("the units' order is a cycle:\n%s", log)
 	}
 	if !h.claimed("data") || h.claimed("lazy") {
 		t.Errorf("claimed: data %t, lazy %t", h.claimed("data"), h.claimed("lazy"))

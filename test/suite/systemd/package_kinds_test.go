@@ -21,7 +21,7 @@ func TestPackageContents(t *testing.T) {
 	apk := listed(t, "tar -t -z -f "+dir+"/*.apk")
 	units := []string{
 		"usr/lib/systemd/system/pannier-workload@.service", "usr/lib/systemd/system/pannier.service",
-		"usr/lib/systemd/system/pannier.socket",
+		"usr/lib/systemd/system/pannier.socket", "usr/lib/systemd/system/pannier-docker.socket", generator[1:],
 	}
 	own := map[string][]string{
 		"deb": append([]string{

@@ -271,7 +271,8 @@ func TestPackage(t *testing.T) {
 // without fails unless the agent, its plugins, its drivers and their programs are gone.
 func (h *host) without() {
 	h.t.Helper()
-	h.gone("/usr/bin/pannier", "/usr/lib/pannier", "/usr/sbin/mount.pannier", "/usr/lib/systemd/system/pannier.service")
+	h.gone("/usr/bin/pannier", "/usr/lib/pannier", "/usr/sbin/mount.pannier", "/usr/lib/systemd/system/pannier.service",
+		generator)
 	for _, unit := range []string{"pannier.service", "pannier.socket"} {
 		if state := h.show(unit, "ActiveState"); state != "inactive" {
 			h.t.Errorf("%s is %s", unit, state)

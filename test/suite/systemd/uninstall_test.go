@@ -28,8 +28,7 @@ func TestUninstall(t *testing.T) {
 		}
 		h.Write("/etc/systemd/system/"+filepath.Base(unit), string(text), 0o644)
 	}
-	h.Run("ln", "-s", "../bin/pannier", "/usr/sbin/mount.pannier")
-	h.Run("ln", "-s", "../bin/pannier", "/usr/sbin/umount.pannier")
+	h.helpers()
 	h.Write("/etc/pannier/agent.hcl", `csi_driver "local" {
   command = ["/usr/lib/pannier/csi-local", "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-data-dir", "${data_dir}/volumes"]
 }

@@ -182,8 +182,9 @@ func (h *Handler) StopWorkload(ctx context.Context, req *hostv1.StopWorkloadRequ
 	}
 	ctx, leave := context.WithCancelCause(ctx) // if the caller disconnects the wait ends, not what is done
 	defer leave(nil)
-	if err := stream.Send(nil); err != nil { // send the headers now: the first step may be far off
-		return err
+	// Send the headers now: the first step may be far off. It is stopped also if the caller has not waited for that.
+	if err := stream.Send(nil); err != nil {
+		leave(err)
 	}
 	w, err := h.Workloads.Stop(ctx, ref, "stopped by "+by, func(step workload.Step) {
 		event := &hostv1.StopWorkloadResponse_Step{Step: shownStep(step)}

@@ -32,7 +32,7 @@ var checks = []check{
 	{"security module", 0, (*Patient).securityModule},
 	{"clock", 0, (*Patient).clock},
 	{"hung mounts", 0, (*Patient).hungMounts},
-	{"fstab", 0, (*Patient).fstab},
+	{"mount units", 0, (*Patient).mountUnits},
 	{"Docker", 0, (*Patient).docker},
 	// What is configured.
 	{"configuration", 0, (*Patient).configuration},

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/config/mountunits"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/host/internal/system/pki"
 	"github.com/pannier/pannier/sdk/api"
@@ -45,24 +46,28 @@ func is(t *testing.T, found []Finding, want ...string) {
 	}
 }
 
-func TestFstab(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "fstab")
-	is(t, checkFstab(path), "ok: there is no")
-	text := `# a comment
+func TestMountUnits(t *testing.T) {
+	root, generated := t.TempDir(), t.TempDir()
+	is(t, checkMountUnits(root, generated), "ok: 0 mount units with volumes")
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(root, name)
+		lib.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		lib.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	}
+	write("etc/fstab", `# a comment
 UUID=1 / ext4 defaults 0 1
-data /data pannier _netdev,x-systemd.requires=pannier.socket 0 0
+pannier:data /data\040here pannier _netdev,nofail 0 0
 #old /old pannier defaults 0 0
-logs /logs pannier ro,_netdev 0 0
+pannier:logs /logs pannier ro 0 0
 by-hand /mnt pannier noauto 0 0
-`
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	is(t, checkFstab(path), "warn: "+path+":5: /logs lacks the option x-systemd.requires=pannier.socket")
-	if err := os.WriteFile(path, []byte(strings.Replace(text, "_netdev,", "", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	is(t, checkFstab(path), "warn: "+path+":3: /data lacks the option _netdev", ":5: ")
+`)
+	write("etc/systemd/system/srv.mount", "[Mount]\nWhat=pannier:srv\nWhere=/srv\nType=pannier\n")
+	write("usr/lib/systemd/system/tmp.mount", "[Mount]\nWhat=tmpfs\nWhere=/tmp\nType=tmpfs\n")
+	early := "warn: " + root + "/etc/fstab:5: logs.mount lacks the option _netdev"
+	is(t, checkMountUnits(root, generated), "warn: srv.mount (", "warn: data\\x20here.mount (", early)
+	lib.NoError(t, mountunits.Generate(root, generated))
+	is(t, checkMountUnits(root, generated), early)
 }
 
 func TestCertificates(t *testing.T) {

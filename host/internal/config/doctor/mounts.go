@@ -1,9 +1,7 @@
 package doctor
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/pannier/pannier/host/internal/config/mountunits"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -114,39 +113,30 @@ func statfs(ctx context.Context, path string) error {
 	return nil
 }
 
-const fstabFile = "/etc/fstab"
+func (p *Patient) mountUnits(context.Context) []Finding {
+	return checkMountUnits("/", mountunits.GeneratorDir)
+}
 
-func (p *Patient) fstab(context.Context) []Finding { return checkFstab(fstabFile) }
-
-// checkFstab: a line of the type pannier without _netdev is mounted before the network and the agent are up
-// (systemd.mount(5)).
-func checkFstab(path string) []Finding {
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return ok("there is no %s", path)
-	} else if err != nil {
+// checkMountUnits: a line of fstab without _netdev is mounted before the network and the agent are up
+// (systemd.mount(5)), and so is a unit without the generator's drop-in.
+func checkMountUnits(root, generated string) []Finding {
+	all, err := mountunits.Find(root)
+	if err != nil {
 		return one(Fail, err.Error(), "")
 	}
-	defer f.Close()
 	var problems []Finding
-	volumes := 0
-	lines := bufio.NewScanner(f)
-	for n := 1; lines.Scan(); n++ {
-		fields := strings.FieldsFunc(lines.Text(), func(c rune) bool { return c == ' ' || c == '\t' })
-		if len(fields) < 4 || strings.HasPrefix(fields[0], "#") || fields[2] != "pannier" {
+	for _, u := range all {
+		if slices.Contains(u.Options, "noauto") {
 			continue
 		}
-		volumes++
-		options := strings.Split(fields[3], ",")
-		for _, need := range []string{"_netdev", "x-systemd.requires=pannier.socket"} {
-			if !slices.ContainsFunc(options, func(o string) bool { return o == need || o == "noauto" }) {
-				problems = append(problems, one(Warn, fmt.Sprintf("%s:%d: %s lacks the option %s: the boot does not wait for the"+
-					" agent", path, n, fields[1], need), fmt.Sprintf("${EDITOR:-vi} +%d %s", n, path))...)
-			}
+		if u.Early() {
+			problems = append(problems, one(Warn, fmt.Sprintf("%s:%d: %s lacks the option _netdev: the boot does not wait for the"+
+				" agent", u.File, u.Line, u.Name), fmt.Sprintf("${EDITOR:-vi} +%d %s", u.Line, u.File))...)
+		} else if _, err := os.Stat(u.DropIn(generated)); err != nil {
+			problems = append(problems, one(Warn, fmt.Sprintf("%s (%s) has not the order that pannier-generator gives it: the boot"+
+				" does not wait for the agent", u.Name, u.File), "ln -sf /usr/bin/pannier "+mountunits.Generator+
+				" && systemctl daemon-reload")...)
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return one(Fail, fmt.Sprintf("%s: %v", path, err), "")
-	}
-	return or(problems, "%s in it", printable.Count(volumes, "volume"))
+	return or(problems, "%s with volumes", printable.Count(len(all), "mount unit"))
 }

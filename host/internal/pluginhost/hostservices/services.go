@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -41,6 +42,8 @@ type Config struct {
 	// Spans takes spans that a plugin has recorded, cut by wire.CutSpan; it must not block. May be nil: they are dropped.
 	Spans func(plugin string, spans []*pluginv1.Span)
 	Log   hclog.Logger
+	// Door returns the service manager's unix socket of a path, nil: it has none. May be nil.
+	Door func(path string) (*os.File, error)
 }
 
 // Services serves plugins. Make it with New, and Close it after the last connection to a plugin was closed.
@@ -64,6 +67,9 @@ func New(cfg Config) *Services {
 	s := &Services{
 		cfg: cfg, log: cfg.Log, conns: make(chan net.Conn), links: map[string][]*grpc.ClientConn{},
 		sockets: sockets{open: map[string][]*listening{}},
+	}
+	if cfg.Door == nil {
+		s.cfg.Door = func(string) (*os.File, error) { return nil, nil } //nolint:nilnil // there is none
 	}
 	s.closing, s.close = context.WithCancel(context.Background())
 	protocols := &http.Protocols{}

@@ -74,6 +74,8 @@ type listening struct {
 	Socket
 	file    *os.File
 	holders map[string]bool
+	// activated: the service manager listens too, and the socket's file is its own.
+	activated bool
 }
 
 // proven is the holder of the sockets of the process that serves, or served last.
@@ -97,9 +99,9 @@ func (s *Services) Listeners(ctx context.Context, plugin, token string, wanted [
 		}
 		_, _, err := process.IDs(want.Owner, want.Group)
 		if err == nil && n < 0 {
-			var file *os.File
-			file, err = want.listen(ctx)
-			n, all = len(all), append(all, &listening{Socket: want, file: file, holders: map[string]bool{}})
+			l := &listening{Socket: want, holders: map[string]bool{}}
+			err = s.listen(ctx, l)
+			n, all = len(all), append(all, l)
 		}
 		if err != nil {
 			return nil, nil, errors.Join(fmt.Errorf("%w %q on %s: %w", ErrListen, want.Name, want.Address, err),
@@ -153,7 +155,7 @@ func (s *sockets) release(plugin, token string) error {
 		if delete(l.holders, token); len(l.holders) > 0 {
 			return false
 		}
-		if l.path() != "" && l.is(l.file) {
+		if l.path() != "" && l.is(l.file) && !l.activated {
 			errs = append(errs, os.Remove(l.path()))
 		}
 		errs = append(errs, l.file.Close())
@@ -174,6 +176,16 @@ func (s *sockets) close() error {
 	}
 	clear(s.open)
 	return errors.Join(errs...)
+}
+
+// listen takes the socket of the service manager, or opens one.
+func (s *Services) listen(ctx context.Context, l *listening) (err error) {
+	l.file, err = s.cfg.Door(l.path())
+	if l.activated = l.file != nil; l.activated || err != nil {
+		return errors.Join(err, l.permit())
+	}
+	l.file, err = l.listen(ctx)
+	return err
 }
 
 // listen opens the socket. Its file gets its owner and mode before anyone else can use it.
@@ -231,8 +243,13 @@ func (s *Services) Adopt(ctx context.Context, plugin, token string, wanted []Soc
 			_ = file.Close()
 			continue
 		}
+		of, err := s.cfg.Door(wanted[n].path())
+		if err != nil {
+			return err
+		}
+		_ = of.Close() // fails if there is none
 		s.sockets.open[plugin] = append(s.sockets.open[plugin],
-			&listening{wanted[n], file, map[string]bool{token: true, proven: true}})
+			&listening{wanted[n], file, map[string]bool{token: true, proven: true}, of != nil})
 	}
 	return nil
 }

@@ -50,9 +50,12 @@ func NewSockets(from *Inheritance) *Sockets {
 	return s
 }
 
-// Activate takes the unix sockets that the service manager listens on for this process (sd_listen_fds(3)). Listen finds
-// them by their paths.
-func (s *Sockets) Activate() error {
+// door names a socket of the service manager that a plugin serves.
+const door = "door"
+
+// Activate takes the unix sockets that the service manager listens on for this process (sd_listen_fds(3)), or for the
+// program before. Listen finds them by their paths, and Door those of plugins, of which doors has the paths.
+func (s *Sockets) Activate(doors ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, file := range activation.Files(true) {
@@ -69,7 +72,26 @@ func (s *Sockets) Activate() error {
 		}
 		s.inherited = append(s.inherited, kept{passed: passed{Address: address.String(), Activated: true}, file: file})
 	}
+	for _, path := range doors {
+		k := s.inherit(func(i kept) bool { return i.Activated && i.Address == path })
+		if k.file != nil {
+			k.Name = door
+			s.kept = append(s.kept, k)
+		}
+	}
 	return nil
+}
+
+// Door returns the service manager's socket for a plugin, to be closed by the caller; nil: it has none.
+func (s *Sockets) Door(path string) (*os.File, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.kept {
+		if k.Name == door && k.Address == path {
+			return wire.Duplicate(k.file, door)
+		}
+	}
+	return nil, nil //nolint:nilnil // there need not be one
 }
 
 // Unused returns the addresses of the service manager's sockets that nothing listens on.

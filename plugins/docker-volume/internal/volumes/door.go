@@ -4,8 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/plugins/internal/frontdoor"
 	"github.com/pannier/pannier/sdk"
@@ -57,7 +61,7 @@ func (d *Door) Serve(ctx context.Context, host frontend.Host) error {
 	if err != nil {
 		return fmt.Errorf("read the kernel's boot id: %w", err)
 	}
-	own, err := self()
+	own, err := processOf(os.Getpid())
 	if err != nil {
 		return fmt.Errorf("read this process's start time: %w", err)
 	}
@@ -66,8 +70,44 @@ func (d *Door) Serve(ctx context.Context, host frontend.Host) error {
 	}
 	var watching sync.WaitGroup
 	watching.Go(func() { s.watch(ctx) })
-	err = frontend.ServeHTTP(ctx, listener, s.handler())
+	err = frontend.ServeHTTP(ctx, engines{listener}, s.handler())
 	watching.Wait()
 	s.pending.Wait()
 	return err
 }
+
+// engines are the connections of engines. Their local address, which net/http adds to a request's context, is the
+// engine's process.
+type engines struct{ net.Listener }
+
+func (l engines) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		return conn, err
+	}
+	return ofEngine{unixConn}, nil
+}
+
+type ofEngine struct{ *net.UnixConn }
+
+// LocalAddr is the process, unless that is not known, such as in a PID namespace that is not ours.
+func (c ofEngine) LocalAddr() net.Addr {
+	pid := int32(0)
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+				pid = cred.Pid
+			}
+		})
+	}
+	if p, err := processOf(int(pid)); err == nil {
+		return &p
+	}
+	return c.UnixConn.LocalAddr()
+}
+
+// Network implements net.Addr's.
+func (*process) Network() string { return "process" }
+
+func (p *process) String() string { return fmt.Sprint(p.PID) }

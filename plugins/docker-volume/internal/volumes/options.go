@@ -22,15 +22,20 @@ const (
 	optNamespace    = "namespace"
 	optReadOnly     = "read_only"
 	optSnapshot     = "snapshot"
+	optClone        = "clone"
 	optDelete       = "delete"
+	// With a name: param.type=gp3.
+	optParameter = "param."
+	optTopology  = "topology."
 )
 
 var knownOptions = []string{
-	optDriver, optSize, optAccessMode, optFSType, optMountOptions, optNamespace, optReadOnly, optSnapshot, optDelete,
+	optDriver, optSize, optAccessMode, optFSType, optMountOptions, optNamespace, optReadOnly, optSnapshot, optClone,
+	optDelete, optParameter + "NAME", optTopology + "NAME",
 }
 
-// defining are the options that define the volume, as opposed to its use on this host.
-var defining = []string{optDriver, optSize, optAccessMode, optFSType, optMountOptions, optSnapshot}
+// ofUse are the options of a volume's use on this host. The others define it.
+var ofUse = []string{optNamespace, optReadOnly, optDelete}
 
 // defaultAccess is the access mode of a volume that is created without one: all containers of one host.
 const defaultAccess = "single-node-writer"
@@ -54,10 +59,11 @@ func (c *config) read(name string, opts map[string]string) (w wish, err error) {
 	}
 	w.use.Namespace = c.Namespace
 	w.def = &hostv1.VolumeSpec{
-		Id: name, Type: "csi", PluginId: c.Driver, SnapshotId: opts[optSnapshot],
+		Id: name, Type: "csi", PluginId: c.Driver, SnapshotId: opts[optSnapshot], CloneId: opts[optClone],
 		Capabilities: []*hostv1.VolumeCapability{{AccessMode: defaultAccess, AttachmentMode: "file-system"}},
-		MountOptions: &hostv1.MountOptions{FsType: opts[optFSType]},
+		MountOptions: &hostv1.MountOptions{FsType: opts[optFSType]}, Parameters: map[string]string{},
 	}
+	segments := map[string]string{}
 	for key, value := range opts {
 		var wrong error
 		switch key {
@@ -75,14 +81,26 @@ func (c *config) read(name string, opts map[string]string) (w wish, err error) {
 			w.use.ReadOnly, wrong = yes(value)
 		case optDelete:
 			w.use.Delete, wrong = yes(value)
-		case optFSType, optSnapshot:
+		case optFSType, optSnapshot, optClone:
 		default:
-			wrong = fmt.Errorf("is unknown; known are %s", strings.Join(knownOptions, ", "))
+			parameter, isParameter := strings.CutPrefix(key, optParameter)
+			segment, isSegment := strings.CutPrefix(key, optTopology)
+			switch {
+			case isParameter && parameter != "":
+				w.def.Parameters[parameter] = value
+			case isSegment && segment != "":
+				segments[segment] = value
+			default:
+				wrong = fmt.Errorf("is unknown; known are %s", strings.Join(knownOptions, ", "))
+			}
 		}
 		if wrong != nil {
 			err = errors.Join(err, fmt.Errorf("volume %q: option %q: %w", name, key, wrong))
 		}
-		w.defines = w.defines || slices.Contains(defining, key)
+		w.defines = w.defines || !slices.Contains(ofUse, key)
+	}
+	if len(segments) > 0 {
+		w.def.TopologyRequest = &hostv1.TopologyRequest{Required: []*hostv1.Topology{{Segments: segments}}}
 	}
 	w.def.Namespace = w.use.Namespace
 	return w, err

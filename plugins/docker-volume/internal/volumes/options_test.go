@@ -18,13 +18,15 @@ func TestOptions(t *testing.T) {
 	w, err = c.read("data", map[string]string{
 		"driver": "ebs", "size": "10GiB", "access_mode": "multi-node-multi-writer", "fs_type": "xfs",
 		"mount_options": "noatime,nodiratime", "namespace": "shop", "read_only": "true", "snapshot": "snap-1", "delete": "true",
+		"clone": "other", "param.type": "gp3", "param.a.b": "c", "topology.zone": "z1",
 	})
 	check.NoError(t, err)
 	d := w.def
 	if !w.defines || d.GetPluginId() != "ebs" || d.GetCapacityMin() != 10<<30 || d.GetCapacityMax() != 0 ||
 		d.GetCapabilities()[0].GetAccessMode() != "multi-node-multi-writer" || d.GetMountOptions().GetFsType() != "xfs" ||
 		len(d.GetMountOptions().GetMountFlags()) != 2 || d.GetNamespace() != "shop" || d.GetSnapshotId() != "snap-1" ||
-		!w.use.ReadOnly || !w.use.Delete || w.use.Namespace != "shop" {
+		d.GetCloneId() != "other" || d.GetParameters()["type"] != "gp3" || d.GetParameters()["a.b"] != "c" ||
+		d.GetTopologyRequest().GetRequired()[0].GetSegments()["zone"] != "z1" || !w.use.ReadOnly || !w.use.Delete || w.use.Namespace != "shop" {
 		t.Errorf("with all options: %+v", w)
 	}
 	w, err = c.read("data", map[string]string{"namespace": "shop", "read_only": "false"})
@@ -41,6 +43,7 @@ func TestWrongOptions(t *testing.T) {
 		says   string
 	}{
 		"unknown":  {"v", map[string]string{"Size": "1GiB"}, `option "Size": is unknown; known are driver, size`},
+		"no param": {"v", map[string]string{"param.": "1"}, `option "param.": is unknown`},
 		"size":     {"v", map[string]string{"size": "-1"}, `"-1" is not a size such as "10GiB"`},
 		"no unit":  {"v", map[string]string{"size": "100"}, `write 100GB or 100B`},
 		"no size":  {"v", map[string]string{"size": "0"}, `at least 1 byte`},

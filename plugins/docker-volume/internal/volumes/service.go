@@ -1,10 +1,13 @@
 package volumes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -80,10 +83,36 @@ func (s *service) create(ctx context.Context, name string, opts map[string]strin
 	return nil
 }
 
+// known returns the record of a volume, or of one that the ledger has and this host has not forgotten.
+func (s *service) known(ctx context.Context, name string) (record, error) {
+	r, err := s.store.get(ctx, name)
+	if !errors.Is(err, errNoVolume) {
+		return r, err
+	}
+	if _, gone, failed := s.store.kv.Get(ctx, forgotten+name); gone || failed != nil {
+		return r, cmp.Or(failed, err)
+	}
+	found, failed := s.work.find(ctx, name, s.config().Namespace)
+	if failed != nil || found == nil {
+		return r, cmp.Or(failed, err)
+	}
+	return *found, nil
+}
+
 // mount counts a Mount and returns the volume's path. If it fails, or nobody waits for the answer any more, it is
 // undone: no Unmount follows.
 func (s *service) mount(ctx context.Context, name, id string) (path string, err error) {
-	r, err := s.enter(ctx, name, func(r *record) { r.add(id, time.Now()) })
+	engine, _ := ctx.Value(http.LocalAddrContextKey).(*process)
+	add := func(r *record) { r.add(id, time.Now(), engine) }
+	r, err := s.enter(ctx, name, add)
+	if errors.Is(err, errNoVolume) {
+		if r, err = s.known(ctx, name); err == nil {
+			_, err = s.store.create(ctx, name, r)
+		}
+		if err == nil {
+			r, err = s.enter(ctx, name, add)
+		}
+	}
 	if err != nil {
 		return "", err
 	}
@@ -213,7 +242,7 @@ func (s *service) remove(ctx context.Context, name string) error {
 	defer unlock()
 	r, err := s.store.get(ctx, name)
 	if errors.Is(err, errNoVolume) {
-		return nil
+		return s.store.forget(ctx, name)
 	}
 	if err != nil {
 		return err
@@ -229,13 +258,16 @@ func (s *service) remove(ctx context.Context, name string) error {
 		return err
 	}
 	err = s.work.stop(ctx, name, r.Namespace, true)
-	if err == nil && r.Delete && !anonymous(name) {
-		err = s.work.destroy(ctx, name, r.Namespace)
+	forget := s.store.forget
+	if anonymous(name) {
+		forget = s.store.delete
+	} else if err == nil && r.Delete {
+		err, forget = s.work.destroy(ctx, name, r.Namespace), s.store.delete
 	}
 	if err != nil {
 		return errors.Join(err, s.released(ctx, name))
 	}
-	return s.store.delete(ctx, name)
+	return forget(ctx, name)
 }
 
 // shown is a volume as the protocol has it.
@@ -249,7 +281,7 @@ type shown struct {
 // get shows one volume. It is there whether or not its state can be shown: with an error the engine would take it that
 // there is no such volume.
 func (s *service) get(ctx context.Context, name string) (shown, error) {
-	r, err := s.store.get(ctx, name)
+	r, err := s.known(ctx, name)
 	if err != nil {
 		return shown{}, err
 	}
@@ -283,19 +315,35 @@ func (s *service) status(ctx context.Context, name, workload string, r record) (
 	}, nil
 }
 
-// list shows all volumes that were created through this plugin.
+// list shows the volumes that get knows. What was forgotten and is not in the ledger any more is unknown from then on.
 func (s *service) list(ctx context.Context) ([]shown, error) {
-	names, err := s.store.names(ctx)
-	all := make([]shown, 0, len(names))
-	for _, name := range names {
+	names, err := s.store.names(ctx, prefix)
+	gone, failed := s.store.names(ctx, forgotten)
+	if err = cmp.Or(err, failed); err != nil {
+		return nil, err
+	}
+	ledger, err := s.work.all(ctx, s.config().Namespace)
+	if err != nil {
+		s.log.Warn("the list has only the volumes that were used on this host", "error", err)
+		ledger = gone
+	}
+	for _, name := range gone {
+		if !slices.Contains(ledger, name) {
+			failed = errors.Join(failed, s.store.kv.Delete(ctx, forgotten+name))
+		}
+	}
+	names = append(names, slices.DeleteFunc(ledger, func(name string) bool { return slices.Contains(gone, name) })...)
+	slices.Sort(names)
+	all := []shown{}
+	for _, name := range slices.Compact(names) {
 		all = append(all, shown{Name: name})
 	}
-	return all, err
+	return all, failed
 }
 
 // path is where a volume is mounted; empty: nowhere.
 func (s *service) path(ctx context.Context, name string) (string, error) {
-	r, err := s.store.get(ctx, name)
+	r, err := s.known(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -306,7 +354,7 @@ func (s *service) path(ctx context.Context, name string) (string, error) {
 // watch compares all volumes, at once and then regularly, until ctx ends.
 func (s *service) watch(ctx context.Context) {
 	for {
-		names, err := s.store.names(ctx)
+		names, err := s.store.names(ctx, prefix)
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("the volumes cannot be compared with their holders yet; this is retried", "error", err)
 		}

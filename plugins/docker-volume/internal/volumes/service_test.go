@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -221,7 +222,7 @@ func newService(t *testing.T, h *host, kv keyValues) *service {
 		listener.conns <- far
 		return near, nil
 	})
-	own, err := self()
+	own, err := processOf(os.Getpid())
 	check.NoError(t, err)
 	cfg := &config{Namespace: "docker", Driver: "local", Timeout: "100s"}
 	check.NoError(t, cfg.Validate())
@@ -526,7 +527,7 @@ func TestMounts(t *testing.T) {
 
 // After a restart of the agent another process may have the PID of one that was stopping a workload.
 func TestLaterProcess(t *testing.T) {
-	own, err := self()
+	own, err := processOf(os.Getpid())
 	check.NoError(t, err)
 	if !own.lives() {
 		t.Error("this process does not live")

@@ -32,18 +32,19 @@ type mount struct {
 	At    time.Time `json:"at"` // of the last one
 	// Seen says that a holder was found since, so that its absence means its end.
 	Seen bool `json:"seen,omitempty"`
+	// Engine has made the last one; nil: it is not known. Without it, a container that has not started does not.
+	Engine *process `json:"engine,omitempty"`
 }
 
-// process is one of this plugin's.
+// process is one of this plugin's, or of an engine.
 type process struct {
 	PID       int    `json:"pid"`
 	StartTime uint64 `json:"start_time"` // tells it from a later one with its PID
 }
 
-// self is this process.
-func self() (process, error) {
-	st, err := procfs.ReadStat(procfs.Dir(os.Getpid()))
-	return process{os.Getpid(), st.StartTime}, err
+func processOf(pid int) (process, error) {
+	st, err := procfs.ReadStat(procfs.Dir(pid))
+	return process{pid, st.StartTime}, err
 }
 
 func (p process) lives() bool {
@@ -53,8 +54,8 @@ func (p process) lives() bool {
 
 func (r *record) used() bool { return len(r.Mounts) > 0 }
 
-// add counts a Mount.
-func (r *record) add(id string, now time.Time) {
+// add counts a Mount of an engine's process.
+func (r *record) add(id string, now time.Time, by *process) {
 	if r.Mounts == nil {
 		r.Mounts = map[string]*mount{}
 	}
@@ -64,7 +65,7 @@ func (r *record) add(id string, now time.Time) {
 		r.Mounts[id] = m
 	}
 	m.Count++
-	m.At, m.Seen = now, false
+	m.At, m.Seen, m.Engine = now, false, by
 }
 
 // remove ends one Mount. One that does not count any more is none.
@@ -89,7 +90,7 @@ func (r *record) compare(holders int, looked time.Time) {
 		case !m.At.Before(looked): // it may have come after the look
 		case holders >= len(r.Mounts):
 			m.Seen = true
-		case holders == 0 && (m.Seen || looked.Sub(m.At) > unseenGrace):
+		case holders == 0 && (m.Seen || m.Engine != nil && !m.Engine.lives() || looked.Sub(m.At) > unseenGrace):
 			delete(r.Mounts, id)
 		}
 	}
@@ -109,10 +110,14 @@ type store struct {
 	boot string
 }
 
-// errNoVolume: the volume was not created through this plugin, or is forgotten.
+// errNoVolume: the volume is not used on this host, or is forgotten.
 var errNoVolume = errors.New("no such volume was created through this plugin on this host")
 
-const prefix = "volume/"
+const (
+	prefix = "volume/"
+	// forgotten has the volumes that the ledger may have and this host does not know until they are created again.
+	forgotten = "forgotten/"
+)
 
 func (s *store) get(ctx context.Context, name string) (r record, err error) {
 	r, _, err = s.read(ctx, name)
@@ -144,6 +149,9 @@ func (s *store) create(ctx context.Context, name string, r record) (record, erro
 		return r, err
 	}
 	stored, err := s.kv.CompareAndSwap(ctx, prefix+name, nil, raw)
+	if err == nil {
+		err = s.kv.Delete(ctx, forgotten+name)
+	}
 	if err != nil || stored {
 		return r, err
 	}
@@ -176,8 +184,16 @@ func (s *store) update(ctx context.Context, name string, change func(*record) er
 
 func (s *store) delete(ctx context.Context, name string) error { return s.kv.Delete(ctx, prefix+name) }
 
-// names lists the volumes, sorted.
-func (s *store) names(ctx context.Context) ([]string, error) {
+// forget deletes a record, and notes that the ledger's volume is not to be found.
+func (s *store) forget(ctx context.Context, name string) error {
+	if _, err := s.kv.CompareAndSwap(ctx, forgotten+name, nil, []byte("{}")); err != nil {
+		return err
+	}
+	return s.delete(ctx, name)
+}
+
+// names lists the volumes with a prefix, sorted.
+func (s *store) names(ctx context.Context, prefix string) ([]string, error) {
 	keys, err := s.kv.List(ctx, prefix)
 	for n, key := range keys {
 		keys[n] = strings.TrimPrefix(key, prefix)

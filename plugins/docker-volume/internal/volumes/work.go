@@ -245,6 +245,55 @@ func (w *work) define(ctx context.Context, want wish) error {
 	return err
 }
 
+// findTimeout bounds a look at the ledger, which the engine takes for any volume that it does not know.
+const findTimeout = 5 * time.Second
+
+// found returns how a volume of the ledger is used on a host where it was not created. nil: only a Create can say that,
+// since one host writes and others read, or the engine made the name up.
+func found(v *hostv1.Volume) *record {
+	r := &record{Namespace: v.GetSpec().GetNamespace(), CreatedAt: v.GetCreatedAt().AsTime(), ReadOnly: true}
+	files := false
+	for _, c := range v.GetSpec().GetCapabilities() {
+		if c.GetAccessMode() == "multi-node-single-writer" {
+			return nil
+		}
+		files = files || c.GetAttachmentMode() == "file-system"
+		r.ReadOnly = r.ReadOnly && strings.HasSuffix(c.GetAccessMode(), "-reader-only")
+	}
+	if !files || anonymous(v.GetSpec().GetId()) || !goodName.MatchString(v.GetSpec().GetId()) {
+		return nil
+	}
+	return r
+}
+
+// find looks for a volume in the ledger.
+func (w *work) find(ctx context.Context, name, namespace string) (*record, error) {
+	ctx, cancel := context.WithTimeout(ctx, findTimeout)
+	defer cancel()
+	res, err := w.api.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
+		Namespace: namespace, Id: name, Read: &hostv1.ReadOptions{Stale: true},
+	})
+	if connect.CodeOf(err) == connect.CodeNotFound {
+		return nil, nil
+	}
+	return found(res.GetVolume()), err
+}
+
+// all lists the volumes that find finds.
+func (w *work) all(ctx context.Context, namespace string) (names []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, findTimeout)
+	defer cancel()
+	res, err := w.api.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{
+		Namespace: namespace, Read: &hostv1.ReadOptions{Stale: true},
+	})
+	for _, v := range res.GetVolumes() {
+		if found(v) != nil {
+			names = append(names, v.GetSpec().GetId())
+		}
+	}
+	return names, err
+}
+
 // destroy deletes a volume at its driver. One that is gone is gone.
 func (w *work) destroy(ctx context.Context, name, namespace string) error {
 	_, err := w.api.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Namespace: namespace, Id: name})
