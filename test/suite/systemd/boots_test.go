@@ -34,17 +34,13 @@ func newBoots(t *testing.T, seed uint64) *boots {
 		b.create(id)
 	}
 	b.Write("/etc/fstab", `
-pannier:fstab /fstab pannier _netdev,nofail,x-systemd.requires=pannier.socket,x-systemd.after=pannier.service 0 0
-pannier:lazy /lazy pannier _netdev,nofail,x-systemd.automount,x-systemd.requires=pannier.socket 0 0
+pannier:fstab /fstab pannier _netdev,nofail 0 0
+pannier:lazy /lazy pannier _netdev,nofail,x-systemd.automount 0 0
 `, 0o644)
-	b.unit("unit.mount", `[Unit]
-Requires=pannier.socket
-After=pannier.service
-[Mount]
+	b.unit("unit.mount", `[Mount]
 What=pannier:unit
 Where=/unit
-Type=pannier
-Options=_netdev`)
+Type=pannier`)
 	b.Write("/etc/pannier/workloads/app.hcl", `workload "app" {
   volume "work" {
     source      = "work"
