@@ -42,7 +42,7 @@ type Handler struct {
 // Plugins are the plugin processes of this host (supervisor.Supervisor).
 type Plugins interface {
 	Status() []supervisor.Status
-	Swap(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
+	Swap(ctx context.Context, name, sha string, grace *time.Duration) (supervisor.Status, error)
 	Restart(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
 	Canary(ctx context.Context, name string, percent int) (supervisor.Status, error)
 	Promote(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
@@ -70,7 +70,9 @@ func (h *Handler) ListPlugins(ctx context.Context,
 
 // SwapPlugin replaces a plugin's processes by the binary in the plugin directory, or gives that a part of the calls.
 func (h *Handler) SwapPlugin(ctx context.Context, req *hostv1.SwapPluginRequest) (*hostv1.SwapPluginResponse, error) {
-	swap := h.Plugins.Swap
+	swap := func(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error) {
+		return h.Plugins.Swap(ctx, name, req.GetSha256(), grace)
+	}
 	if percent := req.GetCanaryPercent(); percent != 0 {
 		if percent < 1 || percent > 99 {
 			return nil, call.Invalid("plugin", "canary_percent", "must be 1 to 99, or 0 for a swap")
@@ -226,6 +228,8 @@ func (h *Handler) order(ctx context.Context, name string,
 		return nil, err
 	case errors.Is(err, context.Canceled): // canceled, but not by the caller
 		return nil, call.ErrStopping
+	case st.PID == 0:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	default:
 		return nil, connect.NewError(connect.CodeFailedPrecondition,
 			fmt.Errorf("%w; callers keep generation %d (version %s)", err, st.Generation, st.Version))

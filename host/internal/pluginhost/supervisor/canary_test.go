@@ -76,7 +76,7 @@ func TestCanary(t *testing.T) {
 		st.Canary.ServingCalls != 800-n {
 		t.Errorf("of 400 calls, %v were answered by the canary %d; %+v", by, c.PID, st.Canary)
 	}
-	if _, err := s.Swap(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrCanary) {
+	if _, err := s.Swap(within(t), "fixture", "", nil); !errors.Is(err, supervisor.ErrCanary) {
 		t.Errorf("swapped beside a canary: %v", err)
 	}
 	if _, err := s.Canary(within(t), "fixture", 1); !errors.Is(err, supervisor.ErrCanary) {

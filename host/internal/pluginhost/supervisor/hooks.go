@@ -142,7 +142,7 @@ func (i *instance) report(e managed.Event) {
 		}
 		i.announce(gen, how, gen.describe()+" is up")
 	case managed.Waking:
-		i.set("", "", func(s *Status) { s.State, s.NextTry = Starting, time.Time{} })
+		i.set("", "", waking)
 	case managed.Swapped:
 		i.swapped(gen, e.Swap)
 	case managed.NotSwapped:
@@ -183,6 +183,9 @@ func (i *instance) report(e managed.Event) {
 		})
 	}
 }
+
+// waking shows that a process is started now.
+func waking(s *Status) { s.State, s.NextTry = Starting, time.Time{} }
 
 // swapped reports that gen serves instead of another one.
 func (i *instance) swapped(gen *generation, swap *Swap) {
