@@ -32,7 +32,9 @@ import (
 type Handler struct {
 	Plugins Plugins
 	// Uses are what of the configuration calls plugins.
-	Uses      func() []catalog.Use
+	Uses func() []catalog.Use
+	// Naming returns the blocks of the configuration, and the registered drivers, that name a plugin.
+	Naming    func(plugin string) []string
 	Drivers   *drivers.Registry
 	Devices   *devices.Registry
 	Workloads *workload.Manager
@@ -157,7 +159,8 @@ func (h *Handler) UnpinPlugin(ctx context.Context,
 }
 
 // RemovePlugin ends a plugin whose file is gone, or removes its files first, which only root and the agent's own user
-// may do. It is refused while workloads of this host depend on the plugin: they could not be released.
+// may do. It is refused while workloads of this host depend on the plugin: they could not be released; and, without
+// force, while the configuration or a registered driver names it.
 func (h *Handler) RemovePlugin(ctx context.Context,
 	req *hostv1.RemovePluginRequest,
 ) (*hostv1.RemovePluginResponse, error) {
@@ -173,6 +176,11 @@ func (h *Handler) RemovePlugin(ctx context.Context,
 		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
 			"plugin %q: workloads depend on it: %s: stop them first, or put a file of the plugin back", name,
 			strings.Join(users, ", ")))
+	}
+	if blocks := h.Naming(name); len(blocks) > 0 && !req.GetForce() {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("plugin %q: it is named by %s: take that out of "+
+			"the configuration and run pannier agent reload, or pannier driver deregister, or force it", name,
+			strings.Join(blocks, ", ")))
 	}
 	if req.GetFiles() {
 		if err := h.Plugins.RemoveFiles(name); err != nil {
@@ -293,7 +301,7 @@ func (h *Handler) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 		Draining: int32(p.Draining), Pinned: p.Pinned, LastGood: p.LastGood, Refused: maps.Clone(p.Refused),
 		FileProblem: p.FileProblem, ConfigProblem: p.ConfigProblem, DuplicateOf: p.DuplicateOf,
 		Calls: int64(p.Calls), FailedCalls: int64(p.FailedCalls), Degraded: p.Degraded,
-		DebuggedAt: p.DebuggedAt,
+		DebuggedAt: p.DebuggedAt, Mend: p.Mend,
 	}
 	all, uses := h.Plugins.Status(), h.Uses()
 	for _, u := range uses {

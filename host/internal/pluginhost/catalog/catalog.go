@@ -197,7 +197,7 @@ func (c *Catalog) pick(ctx context.Context, kind, preferred string) (name string
 }
 
 // AwaitStorage waits until the storage plugins that serve differ from seen. It returns them with their generations. One
-// of seen that is down is among them as it was, and one that was removed is not.
+// of seen that is down is among them as it was, and one that was removed is not, also if it is waited for since then.
 func (c *Catalog) AwaitStorage(ctx context.Context, seen map[string]uint64) (serving map[string]uint64, err error) {
 	err = c.plugins.Await(ctx, func(all []supervisor.Status) bool {
 		serving = map[string]uint64{}
@@ -206,7 +206,7 @@ func (c *Catalog) AwaitStorage(ctx context.Context, seen map[string]uint64) (ser
 			switch {
 			case s.Kind == storage.Kind && s.State == supervisor.Running:
 				serving[s.Name] = s.Generation
-			case known:
+			case known && s.Kind == storage.Kind:
 				serving[s.Name] = before
 			}
 		}

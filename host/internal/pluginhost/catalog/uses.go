@@ -18,6 +18,8 @@ type Use struct {
 	Kind string
 	// Plugin is the plugin that it names; empty: the preferred one of the kind, or the only one.
 	Plugin string
+	// Brought says that it is a driver which that plugin brings itself.
+	Brought bool
 	// Optional is set where workloads may never need it.
 	Optional bool
 }
@@ -59,7 +61,7 @@ func (u Use) Check(all []supervisor.Status) error {
 	}
 	n := slices.IndexFunc(all, func(s supervisor.Status) bool { return s.Name == u.Plugin })
 	switch {
-	case n < 0:
+	case n < 0 || all[n].Missing:
 		return fmt.Errorf("%s names plugin %q: %w: put its file into plugin_dir (see: pannier plugin list)", u.Of, u.Plugin,
 			ErrNotServed)
 	case all[n].DuplicateOf != "":

@@ -223,7 +223,7 @@ func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grac
 	next, was := c.gen, i.rec
 	if calls, _ := next.Calls(); calls == 0 {
 		return nil, fmt.Errorf("%w: it has answered no call yet: wait until it has, or let the file take over without: pannier "+
-			"plugin rollback %s && pannier plugin swap %s", ErrCanary, i.name, i.name)
+			"plugin rollback %[2]s && pannier plugin unpin %[2]s && pannier plugin swap %[2]s", ErrCanary, i.name)
 	}
 	i.use(next.Run.SHA256)
 	i.rec.Refused = maps.Clone(i.rec.Refused)

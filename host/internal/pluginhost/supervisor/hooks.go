@@ -147,16 +147,18 @@ func (i *instance) report(e managed.Event) {
 		i.swapped(gen, e.Swap)
 	case managed.NotSwapped:
 		i.holds(gen.identity)
-		what := EventSwapFailed
-		if e.Retried {
-			what = "" // it is reported
-		}
 		copyRecord := i.copyRecord()
-		i.set(what, fmt.Sprintf("generation %d goes on: %v", gen.Run.Number, e.Err), func(s *Status) {
+		if e.Retried { // ConfigProblem says why
+			i.set("", "", copyRecord)
+			return
+		}
+		i.tried = e.Swap.To.SHA256
+		i.set(EventSwapFailed, fmt.Sprintf("generation %d goes on: %v", gen.Run.Number, e.Err), func(s *Status) {
 			s.LastError = e.Err.Error()
 			copyRecord(s)
 		})
 	case managed.RolledBack:
+		i.tried = ""
 		i.set(EventRolledBack, fmt.Sprintf("%s ended soon after it had taken over, the version before it is started: %v",
 			gen.describe(), e.Err), func(s *Status) {
 			s.State, s.LastError, s.PID = Starting, e.Err.Error(), 0
@@ -211,6 +213,9 @@ func (i *instance) startNow() {
 // waits reports why no process runs, and when the next one is started.
 func (i *instance) waits(what EventType, e managed.Event) {
 	state := BackingOff
+	if i.tried = ""; what == EventFailed {
+		i.tried = "a start"
+	}
 	if errors.As(e.Err, &managed.Permanent{}) {
 		state = Failed
 	}
@@ -223,7 +228,7 @@ func (i *instance) waits(what EventType, e managed.Event) {
 	}
 	i.set(what, e.Err.Error(), func(s *Status) {
 		s.State, s.LastError, s.NextTry, s.PID, s.Message = state, e.Err.Error(), time.Now().Add(e.Wait), 0, ""
-		s.DuplicateOf = rival
+		s.DuplicateOf, s.Mend = rival, mend(e.Err)
 		if what == EventEnded {
 			s.Restarts++
 		}
