@@ -56,9 +56,9 @@ var plugins = []mutant{
 	},
 	{
 		name: "unusable-directory-unseen", promise: "what is wrong with plugin_dir is in the status, with what mends it",
-		in: "host/internal/pluginhost/supervisor", decl: "directory.read",
-		old: "d.byName, d.problem = found, problem",
-		new: "d.byName, d.problem = found, err",
+		in: "host/internal/pluginhost/supervisor", decl: "binaries.candidate",
+		old: "wrong := i.sup.found.wrong()",
+		new: "wrong := error(nil)",
 		pkg: supervisorPkg, run: "^TestDirectoryThatCannotBeUsed$",
 	},
 	{

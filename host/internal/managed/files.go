@@ -139,6 +139,3 @@ func IsGone(err error) bool {
 	_, err = os.Lstat(failed.Path)
 	return errors.Is(err, fs.ErrNotExist)
 }
-
-// LastTried returns the checksum of the copy that was started last.
-func (s *Set) LastTried() string { return s.lastTried }

@@ -91,14 +91,8 @@ that they have.`,
 	}
 	i.flags(cmd)
 	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
-		if err := i.complete(); err != nil {
-			return err
-		}
 		i.cfg.Source, i.cfg.Name = args[0], append(args, "")[1]
-		done := a.Announce(ctx, func(context.Context) string { return "waiting for the download of " + install.Redacted(args[0]) })
-		got, err := install.Install(ctx, i.cfg)
-		done()
-		return i.showInstalled(ctx, a, got, err, "is installed already")
+		return i.run(ctx, a, install.Install, install.Redacted(args[0]), "is installed already")
 	})
 	return cmd
 }
@@ -114,21 +108,22 @@ versions stay in the plugin directory until their files are removed.`,
 	}
 	i.flags(cmd)
 	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
-		if err := i.complete(); err != nil {
-			return err
-		}
 		i.cfg.Name = args[0]
-		done := a.Announce(ctx, func(context.Context) string { return "waiting for the download of plugin " + args[0] })
-		got, err := install.Upgrade(ctx, i.cfg)
-		done()
-		return i.showInstalled(ctx, a, got, err, "is the newest that its source has and the constraint allows")
+		return i.run(ctx, a, install.Upgrade, "plugin "+args[0], "is the newest that its source has and the constraint allows")
 	})
 	return cmd
 }
 
-// showInstalled shows what was installed, and waits until it serves; already says what a plugin is that was there before.
-func (i *installing) showInstalled(ctx context.Context, a *cli.App, got install.Installed, err error, already string) error {
-	if err != nil {
+// run installs what is at a source, shows it, and waits until it serves; already says what a plugin is that was there.
+func (i *installing) run(ctx context.Context, a *cli.App, do func(context.Context, install.Config) (install.Installed, error),
+	source, already string,
+) error {
+	if err := i.complete(); err != nil {
+		return err
+	}
+	done := a.Announce(ctx, func(context.Context) string { return "waiting for the download of " + source })
+	got, err := do(ctx, i.cfg)
+	if done(); err != nil {
 		return err
 	}
 	is := already
@@ -148,16 +143,13 @@ func (i *installing) showInstalled(ctx context.Context, a *cli.App, got install.
 	return awaitServing(ctx, a, got)
 }
 
-// servesWithin bounds how long a new process may take until it serves: the agent gives it 10 s, and as much to its probe.
-const servesWithin = time.Minute
-
 // awaitServing waits until the agent's process of the binary serves. Where no agent has it, there is nothing to wait for.
 func awaitServing(ctx context.Context, a *cli.App, got install.Installed) error {
 	client, err := a.Client()
 	if err != nil {
 		return err
 	}
-	within, cancel := context.WithTimeout(ctx, servesWithin)
+	within, cancel := context.WithTimeout(ctx, time.Minute) // the agent gives up sooner
 	defer cancel()
 	resp, err := client.Plugins.SwapPlugin(within, &hostv1.SwapPluginRequest{Name: got.Name, Sha256: got.SHA256})
 	p, unreachable := resp.GetPlugin(), (*api.UnreachableError)(nil)

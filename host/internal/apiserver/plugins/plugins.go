@@ -23,6 +23,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/frontend"
 	"github.com/pannier/pannier/sdk/storage"
@@ -232,23 +233,20 @@ func (h *Handler) order(ctx context.Context, name string,
 	switch {
 	case err == nil:
 		return h.shownPlugin(st), nil
-	case isPluginError(err) || ctx.Err() != nil:
+	case hasCode(err) || ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, context.Canceled): // canceled, but not by the caller
 		return nil, call.ErrStopping
-	case st.PID == 0:
-		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
-	default:
-		return nil, connect.NewError(connect.CodeFailedPrecondition,
-			fmt.Errorf("%w; callers keep generation %d (version %s)", err, st.Generation, st.Version))
+	case st.PID != 0:
+		err = fmt.Errorf("%w; callers keep generation %d (version %s)", err, st.Generation, st.Version)
 	}
+	return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 }
 
-// isPluginError reports whether an error of the supervisor has a code of its own.
-func isPluginError(err error) bool {
-	return errors.Is(err, supervisor.ErrUnknown) || errors.Is(err, supervisor.ErrNoSwap) ||
-		errors.Is(err, supervisor.ErrNoCopy) || errors.Is(err, supervisor.ErrCanary) ||
-		errors.Is(err, supervisor.ErrPinned) || errors.Is(err, supervisor.ErrClosed)
+// hasCode reports whether an error of the supervisor has a code of its own.
+func hasCode(err error) bool {
+	_, known := errcode.Of(err)
+	return known
 }
 
 // VerifyPlugin tests whether a file could serve. It runs the file as the agent's user, so over the socket only that
@@ -271,7 +269,7 @@ func (h *Handler) VerifyPlugin(ctx context.Context,
 			Name: v.Name, Known: v.Known, Kind: v.Kind, Version: v.Version, Sha256: v.SHA256, Healthy: v.Healthy,
 			Message: v.Message,
 		}, nil
-	case isPluginError(err) || ctx.Err() != nil:
+	case hasCode(err) || ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, connect.NewError(connect.CodeNotFound, err)
@@ -322,7 +320,7 @@ func (h *Handler) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 			Generation: &hostv1.PluginGeneration{Generation: c.Generation, Version: c.Version, Sha256: c.SHA256},
 			Pid:        int64(c.PID), StartedAt: call.Time(c.StartedAt), Percent: int32(c.Percent), Leases: int64(c.Users),
 			Calls: int64(c.Calls), FailedCalls: int64(c.FailedCalls),
-			ServingCalls: int64(c.ServingCalls), ServingFailedCalls: int64(c.ServingFailed),
+			ServingCalls: int64(c.Serving.Calls), ServingFailedCalls: int64(c.Serving.FailedCalls),
 		}
 	}
 	for _, v := range p.Versions {

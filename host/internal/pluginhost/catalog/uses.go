@@ -26,8 +26,8 @@ type Use struct {
 
 // preferred are the plugins that are used where none is named, by kind.
 var preferred = map[string]string{
-	storageKind.protocol: storageKind.preferred, identityKind.protocol: identityKind.preferred,
-	registrationKind.protocol: registrationKind.preferred, bootstrapKind.protocol: bootstrapKind.preferred,
+	storageKind.protocol: storageKind.preferred, Identity.protocol: Identity.preferred,
+	Registration.protocol: Registration.preferred, Bootstrap.protocol: Bootstrap.preferred,
 }
 
 // ErrNotServed says that no plugin can serve a use.

@@ -73,7 +73,7 @@ func TestCanary(t *testing.T) {
 	}
 	st = status(t, s, "fixture")
 	if n := by[strconv.Itoa(c.PID)]; n < 30 || n > 130 || by[strconv.Itoa(first.PID)] != 400-n || st.Canary.Calls != n ||
-		st.Canary.ServingCalls != 800-n {
+		st.Canary.Serving.Calls != 800-n {
 		t.Errorf("of 400 calls, %v were answered by the canary %d; %+v", by, c.PID, st.Canary)
 	}
 	if _, err := s.Swap(within(t), "fixture", "", nil); !errors.Is(err, supervisor.ErrCanary) {

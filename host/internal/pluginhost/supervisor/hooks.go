@@ -115,12 +115,10 @@ func (i *instance) startFailed(src managed.Source, err error) bool {
 
 // stops says whether the process ends with this instance.
 func (i *instance) stops(p *managed.Process) bool {
-	select {
-	case <-i.sup.cfg.Confirmed:
-		return i.stopsPlugin()
-	default:
+	if !managed.IsConfirmed(i.sup.cfg.Confirmed) {
 		return p != nil && !p.Found
 	}
+	return i.sup.stops.Load() || i.removed.Load()
 }
 
 // inherited reads the last events of a process that an earlier host has left, and ends it.

@@ -135,9 +135,6 @@ func (i *instance) copyRecord() func(*Status) {
 	}
 }
 
-// stopsPlugin says whether the process ends with this instance.
-func (i *instance) stopsPlugin() bool { return i.sup.stopsPlugins() || i.removed.Load() }
-
 func errorText(err error) string {
 	if err == nil {
 		return ""

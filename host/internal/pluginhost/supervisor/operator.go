@@ -78,7 +78,7 @@ func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.
 		if err := i.noCanary(); err != nil {
 			return nil, err
 		}
-		back, serves := i.rec.LastGood, i.procs.LastTried()
+		back, serves := i.rec.LastGood, i.procs.LastTried
 		if gen != nil {
 			serves = gen.Run.SHA256
 		}
@@ -233,14 +233,13 @@ func (s *Supervisor) requestUp(ctx context.Context, name string,
 		return st, err
 	}
 	err = s.Await(ctx, func(all []Status) bool {
-		n := slices.IndexFunc(all, func(st Status) bool { return st.Name == name && st.State == Starting })
-		return n < 0
+		n := slices.IndexFunc(all, func(now Status) bool { return now.Name == name })
+		if n >= 0 {
+			st = all[n]
+		}
+		return n < 0 || st.State != Starting
 	})
-	i := s.instance(name)
-	if i == nil {
-		return st, s.unknown(name)
-	}
-	if st = i.snapshot(); err == nil && st.PID == 0 {
+	if err == nil && st.PID == 0 {
 		err = fmt.Errorf("plugin %q: %s", name, st.LastError)
 	}
 	return st, err

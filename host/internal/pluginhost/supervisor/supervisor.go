@@ -47,10 +47,9 @@ type Supervisor struct {
 	running sync.WaitGroup     // the instances
 
 	silence, unwell, look time.Duration // shorter in tests
-	busy            managed.BusyRule
+	busy                  managed.BusyRule
 
-	stopToo atomic.Bool // StopWithHost
-	leave   atomic.Bool // LeaveWithHost
+	stops   atomic.Bool // StopWithHost
 	closing chan struct{}
 	close   sync.Once
 
@@ -69,6 +68,7 @@ func New(cfg Config) *Supervisor {
 	s.store = managed.NewStore(s.dir)
 	s.metrics = newMetrics(s.Status)
 	s.plugins.Store(&cfg.Plugins)
+	s.stops.Store(cfg.StopPlugins || cfg.DieWithHost)
 	return s
 }
 
@@ -208,17 +208,8 @@ func (s *Supervisor) Close() error {
 	return nil
 }
 
-// StopWithHost makes Close stop the plugins, whatever the configuration says.
-func (s *Supervisor) StopWithHost() { s.stopToo.Store(true) }
-
-// LeaveWithHost makes Close leave the plugins running, whatever the configuration says: the next host is about to find
-// them.
-func (s *Supervisor) LeaveWithHost() { s.leave.Store(true) }
-
-// stopsPlugins says whether Close stops all plugins.
-func (s *Supervisor) stopsPlugins() bool {
-	return !s.leave.Load() && (s.cfg.StopPlugins || s.cfg.DieWithHost || s.stopToo.Load())
-}
+// StopWithHost says whether Close stops the plugins, whatever the configuration says. Otherwise the next host finds them.
+func (s *Supervisor) StopWithHost(stop bool) { s.stops.Store(stop) }
 
 // Handle is an acquired generation of a plugin.
 type Handle struct {
