@@ -179,9 +179,8 @@ func (h *Handler) RemovePlugin(ctx context.Context,
 			strings.Join(users, ", ")))
 	}
 	if blocks := h.Naming(name); len(blocks) > 0 && !req.GetForce() {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("plugin %q: it is named by %s: take that out of "+
-			"the configuration and run pannier agent reload, or pannier driver deregister, or force it", name,
-			strings.Join(blocks, ", ")))
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("plugin %q: it is named by %s: take that out and "+
+			"run pannier agent reload, or pannier driver deregister, or force it", name, strings.Join(blocks, ", ")))
 	}
 	if req.GetFiles() {
 		if err := h.Plugins.RemoveFiles(name); err != nil {
@@ -230,10 +229,11 @@ func (h *Handler) order(ctx context.Context, name string,
 		return nil, call.Invalid("plugin", "name", err.Error())
 	}
 	st, err := do(ctx, name)
+	_, coded := errcode.Of(err)
 	switch {
 	case err == nil:
 		return h.shownPlugin(st), nil
-	case hasCode(err) || ctx.Err() != nil:
+	case coded || ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, context.Canceled): // canceled, but not by the caller
 		return nil, call.ErrStopping
@@ -241,12 +241,6 @@ func (h *Handler) order(ctx context.Context, name string,
 		err = fmt.Errorf("%w; callers keep generation %d (version %s)", err, st.Generation, st.Version)
 	}
 	return nil, connect.NewError(connect.CodeFailedPrecondition, err)
-}
-
-// hasCode reports whether an error of the supervisor has a code of its own.
-func hasCode(err error) bool {
-	_, known := errcode.Of(err)
-	return known
 }
 
 // VerifyPlugin tests whether a file could serve. It runs the file as the agent's user, so over the socket only that
@@ -263,13 +257,14 @@ func (h *Handler) VerifyPlugin(ctx context.Context,
 		return nil, call.Invalid("plugin", "path", "must be absolute")
 	}
 	v, err := h.Plugins.Verify(ctx, path)
+	_, coded := errcode.Of(err)
 	switch {
 	case err == nil:
 		return &hostv1.VerifyPluginResponse{
 			Name: v.Name, Known: v.Known, Kind: v.Kind, Version: v.Version, Sha256: v.SHA256, Healthy: v.Healthy,
 			Message: v.Message,
 		}, nil
-	case hasCode(err) || ctx.Err() != nil:
+	case coded || ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, connect.NewError(connect.CodeNotFound, err)

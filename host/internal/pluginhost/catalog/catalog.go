@@ -1,4 +1,4 @@
-// Package catalog turns the supervisor's plugins into typed clients, one method a kind. A caller acquires a
+// Package catalog turns the supervisor's plugins into typed clients, one value of Kind for each. A caller acquires a
 // client, calls it and releases it; the process behind it may be replaced between two calls.
 //
 // Errors of a plugin get "kind(name): " in front of them once, here, and keep their gRPC code.

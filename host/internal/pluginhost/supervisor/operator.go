@@ -212,10 +212,12 @@ func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*managed.
 	return next, err
 }
 
-// request passes an operator's request to the instance and waits until it is done.
-func (s *Supervisor) request(ctx context.Context, name string,
-	do func(context.Context, *instance, *generation) (*managed.Process, error),
-) (Status, error) {
+// order is what an operator asks of a plugin, which the set's goroutine does; gen serves, or is nil. It returns the
+// process that serves then, if that is another one.
+type order func(ctx context.Context, i *instance, gen *generation) (next *managed.Process, err error)
+
+// request passes an operator's order to the instance and waits until it is done.
+func (s *Supervisor) request(ctx context.Context, name string, do order) (Status, error) {
 	s.rescan()
 	i := s.instance(name)
 	if i == nil {
@@ -225,9 +227,7 @@ func (s *Supervisor) request(ctx context.Context, name string,
 }
 
 // requestUp is request for a plugin that is to serve then: if it had no process, it waits until one has come up.
-func (s *Supervisor) requestUp(ctx context.Context, name string,
-	do func(context.Context, *instance, *generation) (*managed.Process, error),
-) (Status, error) {
+func (s *Supervisor) requestUp(ctx context.Context, name string, do order) (Status, error) {
 	st, err := s.request(ctx, name, do)
 	if err != nil || st.State != Starting {
 		return st, err
@@ -246,9 +246,7 @@ func (s *Supervisor) requestUp(ctx context.Context, name string,
 }
 
 // order is request for an instance.
-func (s *Supervisor) order(ctx context.Context, i *instance,
-	do func(context.Context, *instance, *generation) (*managed.Process, error),
-) (Status, error) {
+func (s *Supervisor) order(ctx context.Context, i *instance, do order) (Status, error) {
 	err := i.procs.Do(ctx, func(ctx context.Context, p *managed.Process) (*managed.Process, error) {
 		next, err := do(ctx, i, of(p))
 		if p == nil && err == nil {
