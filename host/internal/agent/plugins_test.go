@@ -34,7 +34,7 @@ func TestDebuggedPlugins(t *testing.T) {
 	}
 }
 
-// A plugin that a block names is waited for as one with a block of its own, and what names it keeps it from being removed.
+// A plugin that a block names is waited for as one with a block of its own, and is not removed while it is named.
 func TestNamedPlugins(t *testing.T) {
 	cfg := &config.Agent{
 		Plugins: []config.Plugin{{Name: "page"}},

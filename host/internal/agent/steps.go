@@ -220,7 +220,8 @@ func (a *agent) apiConfig() apiserver.Config {
 		},
 		Drivers: driversapi.Handler{Name: name, Drivers: a.drivers, Controllers: a.controllers},
 		Plugins: plugins.Handler{
-			Plugins: a.plugins, Uses: a.uses, Naming: a.naming, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads, Nodes: others,
+			Plugins: a.plugins, Uses: a.uses, Naming: a.naming, Drivers: a.drivers, Devices: a.devices,
+			Workloads: a.workloads, Nodes: others,
 		},
 		Nodes: nodes.Handler{
 			Name: name, Version: a.version, Datacenter: a.cfg.Datacenter, Log: log, Workloads: a.workloads,

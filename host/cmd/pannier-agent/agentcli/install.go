@@ -115,8 +115,8 @@ versions stay in the plugin directory until their files are removed.`,
 }
 
 // run installs what is at a source, shows it, and waits until it serves; already says what a plugin is that was there.
-func (i *installing) run(ctx context.Context, a *cli.App, do func(context.Context, install.Config) (install.Installed, error),
-	source, already string,
+func (i *installing) run(ctx context.Context, a *cli.App,
+	do func(context.Context, install.Config) (install.Installed, error), source, already string,
 ) error {
 	if err := i.complete(); err != nil {
 		return err
@@ -143,7 +143,7 @@ func (i *installing) run(ctx context.Context, a *cli.App, do func(context.Contex
 	return awaitServing(ctx, a, got)
 }
 
-// awaitServing waits until the agent's process of the binary serves. Where no agent has it, there is nothing to wait for.
+// awaitServing waits until the agent's process of the binary serves. Where no agent has it, it does not wait.
 func awaitServing(ctx context.Context, a *cli.App, got install.Installed) error {
 	client, err := a.Client()
 	if err != nil {

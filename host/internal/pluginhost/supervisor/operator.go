@@ -26,10 +26,10 @@ var (
 
 // Swap lets the binary that should run take over now: the highest allowed version in the plugin directory, even if it
 // or its configuration was refused before; with sha, of the refused ones only that. The calls of the old process are
-// given up after grace; nil: after 5 minutes, or 10 seconds if it is unhealthy or does not answer. It returns the status
-// when the file's binary serves, also if it did before: the host may have seen the file first. Errors: ErrUnknown;
-// ErrNoSwap if what serves goes on, since it is pinned or there is no file that can run; ErrCanary if there is a canary;
-// why the new process did not come up or could not take over, in which case the old one still serves.
+// given up after grace; nil: after 5 minutes, or 10 seconds if it is unhealthy or does not answer. It returns the
+// status when the file's binary serves, also if it did before: the host may have seen the file first. Errors:
+// ErrUnknown; ErrNoSwap if what serves goes on, since it is pinned or there is no file that can run; ErrCanary if there
+// is a canary; why the new process did not come up or could not take over, in which case the old one still serves.
 func (s *Supervisor) Swap(ctx context.Context, name, sha string, grace *time.Duration) (Status, error) {
 	return s.requestUp(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		if err := i.noCanary(); err != nil {
