@@ -24,11 +24,11 @@ import (
 // maxLinks is how many symbolic links a path may have, as in the kernel (path_resolution(7)).
 const maxLinks = 40
 
-// Error names who else could change a path, and what to do.
+// Error names what is wrong with a path, such as who else could change it, and what to do.
 type Error struct {
-	// Path was to be checked, At is the component of it that others can change.
+	// Path was to be checked, At is the component of it with which something is wrong.
 	Path, At string
-	// Why it can be changed, and the Command that prevents that.
+	// Why is what is wrong, and Command mends it.
 	Why, Command string
 }
 

@@ -243,7 +243,7 @@ func (a *agent) role() []step {
 func (a *agent) stopAgent(plugins bool) (pluginsStop, workloadsStop bool) {
 	if plugins {
 		a.stopPlugins.Store(true)
-		a.plugins.StopWithHost()
+		a.plugins.StopWithHost(true)
 	}
 	a.stop()
 	return a.stopPlugins.Load() || a.cfg.Dev, a.cfg.Dev

@@ -61,7 +61,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		}
 	}
 	var err error
-	if cfg.Plugins, err = debugged(configured(a.cfg), os.Getenv(wire.EnvReattach)); err != nil {
+	if cfg.Plugins, err = debugged(named(configured(a.cfg), a.cfg), os.Getenv(wire.EnvReattach)); err != nil {
 		return err
 	}
 	a.plugins = supervisor.New(cfg)
@@ -92,6 +92,32 @@ func configured(cfg *config.Agent) (all []supervisor.Plugin) {
 			Checksum: p.Checksum, Version: p.Version, Config: p.Config, Where: p.Where,
 			RollbackWindow: window, KeepVersions: p.KeepVersions, Door: p.Frontend != nil, Listen: sockets(p.Frontend),
 		})
+	}
+	return all
+}
+
+// named adds the plugins that blocks name which have none of their own: what is wrong with them shows, too.
+func named(plugins []supervisor.Plugin, cfg *config.Agent) []supervisor.Plugin {
+	for _, u := range slices.Concat(driverUses(cfg), consulUses(cfg)) {
+		is := func(p supervisor.Plugin) bool { return p.Name == u.Plugin }
+		if u.Plugin != "" && !slices.ContainsFunc(plugins, is) {
+			plugins = append(plugins, supervisor.Plugin{Name: u.Plugin})
+		}
+	}
+	return plugins
+}
+
+// naming returns what names a plugin: blocks of the configuration, and drivers that were registered at run time.
+func (a *agent) naming(plugin string) (all []string) {
+	for _, p := range a.blocks.Load().Plugins {
+		if p.Name == plugin {
+			all = append(all, fmt.Sprintf("plugin %q", plugin))
+		}
+	}
+	for _, u := range a.uses() {
+		if u.Plugin == plugin && !u.Brought && !slices.Contains(all, u.Of) {
+			all = append(all, u.Of)
+		}
 	}
 	return all
 }
@@ -145,7 +171,7 @@ func (a *agent) uses() (all []catalog.Use) {
 				all = append(all, driverUse(d.Spec))
 			case drivers.SourcePlugin:
 				u := driverUse(d.Spec)
-				u.Of = fmt.Sprintf("driver %q", d.ID)
+				u.Of, u.Brought = fmt.Sprintf("driver %q", d.ID), true
 				all = append(all, u)
 			}
 		}
@@ -225,8 +251,10 @@ func driverUse(d drivers.Spec) catalog.Use {
 // later is left out, unless drivers are reached through it: its status and the events say so.
 func (a *agent) pluginHealth() (reasons []string) {
 	plugins := a.plugins.Status()
-	for _, name := range a.plugins.Missing() {
-		reasons = append(reasons, fmt.Sprintf("plugin %q is configured, and %s has no file of it", name, a.cfg.PluginDir))
+	for _, p := range plugins {
+		if p.Missing {
+			reasons = append(reasons, fmt.Sprintf("plugin %q is configured, and %s has no file of it", p.Name, a.cfg.PluginDir))
+		}
 	}
 	for _, u := range a.uses() {
 		if reason := unserved(u, plugins); reason != "" && !slices.Contains(reasons, reason) {

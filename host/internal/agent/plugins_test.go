@@ -34,6 +34,31 @@ func TestDebuggedPlugins(t *testing.T) {
 	}
 }
 
+// A plugin that a block names is waited for as one with a block of its own, and is not removed while it is named.
+func TestNamedPlugins(t *testing.T) {
+	cfg := &config.Agent{
+		Plugins: []config.Plugin{{Name: "page"}},
+		Drivers: []config.Driver{{ID: "d", Plugin: "mine"}, {ID: "e", Plugin: "mine"}, {ID: "f"}},
+		Consuls: []config.Consul{{IdentityOnly: true, IdentityPlugin: "tokens"}},
+	}
+	var names []string
+	for _, p := range named(configured(cfg), cfg) {
+		names = append(names, p.Name)
+	}
+	if want := []string{"page", "mine", "tokens"}; !slices.Equal(names, want) {
+		t.Errorf("the supervisor waits for %q, want %q", names, want)
+	}
+	a := &agent{cfg: cfg}
+	a.blocks.Store(cfg)
+	for plugin, want := range map[string][]string{
+		"page": {`plugin "page"`}, "mine": {`csi_driver "d"`, `csi_driver "e"`}, "csi-bridge": nil,
+	} {
+		if got := a.naming(plugin); !slices.Equal(got, want) {
+			t.Errorf("%s is named by %q, want %q", plugin, got, want)
+		}
+	}
+}
+
 func TestHostIP(t *testing.T) {
 	for _, c := range []struct{ bind, advertise, want string }{
 		{"127.0.0.1", "", "127.0.0.1"},

@@ -99,7 +99,7 @@ func (a *agent) reload(ctx context.Context) (done *hostv1.ReloadResponse, err er
 	if err := Check(next); err != nil {
 		return done, fmt.Errorf("%w: %w", errConfiguration, err)
 	}
-	plugins, err := debugged(configured(next), os.Getenv(wire.EnvReattach))
+	plugins, err := debugged(named(configured(next), next), os.Getenv(wire.EnvReattach))
 	if err != nil {
 		return done, err
 	}

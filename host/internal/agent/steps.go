@@ -35,6 +35,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/frontdoors"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -80,7 +81,7 @@ func (a *agent) newConsul(ledger tokens.Ledger, keySets func(context.Context) (m
 		KeySets: keySets,
 		Log:     a.log.Named("tokens"),
 		Identity: func(ctx context.Context, consul string, fn func(context.Context, identity.Identity) error) error {
-			return a.catalog.DoIdentity(ctx, blocks[consul].IdentityPlugin, fn)
+			return catalog.Do(ctx, a.catalog, catalog.Identity, blocks[consul].IdentityPlugin, fn)
 		},
 	})
 	// The registrar needs the workloads for what to keep in sync, and they need it: both are made before either is
@@ -90,10 +91,10 @@ func (a *agent) newConsul(ledger tokens.Ledger, keySets func(context.Context) (m
 		Registration: func(ctx context.Context, consul string,
 			fn func(context.Context, registration.Registration) error,
 		) error {
-			return a.catalog.DoRegistration(ctx, blocks[consul].RegistrationPlugin, fn)
+			return catalog.Do(ctx, a.catalog, catalog.Registration, blocks[consul].RegistrationPlugin, fn)
 		},
 		Bootstraps: func(ctx context.Context, consul string, fn func(context.Context, bootstrap.Bootstrap) error) error {
-			return a.catalog.DoBootstrap(ctx, blocks[consul].BootstrapPlugin, fn)
+			return catalog.Do(ctx, a.catalog, catalog.Bootstrap, blocks[consul].BootstrapPlugin, fn)
 		},
 		Instances: func() map[string][]registration.Instance { return a.workloads.Registered.Instances() },
 		Beats:     func() map[string][]registration.Beat { return a.workloads.Registered.Beats() },
@@ -219,7 +220,8 @@ func (a *agent) apiConfig() apiserver.Config {
 		},
 		Drivers: driversapi.Handler{Name: name, Drivers: a.drivers, Controllers: a.controllers},
 		Plugins: plugins.Handler{
-			Plugins: a.plugins, Uses: a.uses, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads, Nodes: others,
+			Plugins: a.plugins, Uses: a.uses, Naming: a.naming, Drivers: a.drivers, Devices: a.devices,
+			Workloads: a.workloads, Nodes: others,
 		},
 		Nodes: nodes.Handler{
 			Name: name, Version: a.version, Datacenter: a.cfg.Datacenter, Log: log, Workloads: a.workloads,

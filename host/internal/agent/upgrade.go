@@ -103,7 +103,7 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 		return nil
 	}
 	held := time.Now()
-	a.plugins.LeaveWithHost()
+	a.plugins.StopWithHost(false)
 	a.stopPlugins.Store(false)
 	a.flush = heldFlushPatience
 	if err := a.closers.Close(); err != nil {

@@ -354,6 +354,7 @@ type host struct {
 	log    *check.Buffer
 	client *api.Client
 	ctx    context.Context
+	naming []string // what names a plugin
 }
 
 func allCaps() storage.ControllerCapabilities {
@@ -513,7 +514,7 @@ func openHostWith(t *testing.T, caps storage.ControllerCapabilities, change ...f
 			all = append(all, catalog.Use{Of: fmt.Sprintf("csi_driver %q", d.ID), ID: d.ID, Kind: storage.Kind})
 		}
 		return all
-	}}
+	}, Naming: func(string) []string { return h.naming }}
 	cfg.Config.Nodes = nodes.Handler{Version: "0.0-test", Datacenter: "dc1", Log: log, Services: h.consul}
 	cfg.Config.Workloads = workloads.Handler{Services: h.consul, Tokens: h.consul}
 	cfg.Operator = operator.Handler{Log: log, Watcher: releases}

@@ -242,7 +242,10 @@ func TestRemovePlugin(t *testing.T) {
 	p.start(t, "db", "mysql")
 	wantError(t, remove("fixture"), connect.CodeFailedPrecondition, `plugin "fixture"`, `workloads depend on it: volume "mysql" of workload "db":`)
 	p.stop(t, "db")
-	check.NoError(t, remove("fixture"))
+	p.naming = []string{`csi_driver "d"`, `plugin "fixture"`}
+	wantError(t, remove("fixture"), connect.CodeFailedPrecondition, `it is named by csi_driver "d", plugin "fixture":`)
+	_, err := p.client.Plugins.RemovePlugin(p.ctx, &hostv1.RemovePluginRequest{Name: "fixture", Force: true})
+	check.NoError(t, err)
 	p.await("the end", func(p *hostv1.Plugin) bool { return p.Pid == 0 && strings.Contains(p.LastError, "has no file of it") })
 }
 

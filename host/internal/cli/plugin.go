@@ -167,11 +167,14 @@ plugin versions lists what can be pinned, and the newer file that waits meanwhil
 			use: "remove NAME", short: "End a plugin whose file is gone, or with its files", example: "-files my-storage",
 			long: `End a plugin whose file is gone from the plugin directory, and forget the copies of it
 that the agent keeps. Until then the copy that served goes on, also when the agent is
-started again. The exit code is 4 when the file is still there, or when workloads of this
-host depend on the plugin; the message names them.`,
+started again. Drivers that it brought go with it. The exit code is 4 when the file is still
+there, when workloads of this host depend on the plugin, or when the configuration or a
+registered driver names it, unless -force is given; the message names them.`,
+			danger: &danger{when: &remove.Force, risk: "what names plugin %[1]q does not work without it"},
 			flags: func(f *pflag.FlagSet) {
 				f.BoolVar(&remove.Files, "files", false,
 					"remove its files from the plugin directory first, all versions of them (root only)")
+				f.BoolVar(&remove.Force, "force", false, "remove it even while something names it")
 			},
 			run: order("plugin %q is removed", func(ctx context.Context, c *call) (any, error) {
 				remove.Name = c.args[0]

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/program"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 // File is a program that may have to run.
@@ -93,7 +94,7 @@ func (s *Set) Sum(path string) (string, error) {
 		return "", fmt.Errorf("open the program: %w", err)
 	}
 	if info.Mode()&0o111 == 0 {
-		return "", fmt.Errorf("%s is not executable: run chmod a+x %s", path, path)
+		return "", &trusted.Error{Path: path, At: path, Why: "is not executable", Command: "chmod a+x " + path}
 	}
 	now := hashed{Stamp: program.StampOf(info)}
 	was, ok := s.sums[path]
@@ -138,6 +139,3 @@ func IsGone(err error) bool {
 	_, err = os.Lstat(failed.Path)
 	return errors.Is(err, fs.ErrNotExist)
 }
-
-// LastTried returns the checksum of the copy that was started last.
-func (s *Set) LastTried() string { return s.lastTried }

@@ -46,7 +46,7 @@ type Hooks struct {
 	// StartFailed says whether a start is repeated at once, since the owner has changed something. Default: no.
 	StartFailed func(src Source, err error) bool
 	// Confirmed is closed when the host's start has succeeded. Before that, no process of an earlier host is ended or
-	// replaced: if the start fails, the next host finds it. Default: it is closed.
+	// replaced: if the start fails, the next host finds it. nil: it has succeeded.
 	Confirmed <-chan struct{}
 	// Stops says whether the process ends with Run; p is nil if none serves. Default: it is left to the next host.
 	Stops func(p *Process) bool
@@ -77,7 +77,6 @@ func (h Hooks) withDefaults(s *Set) Hooks {
 		return p != nil && time.Since(p.Run.TookOver) < s.Restart.Stable
 	})
 	def(&h.StartFailed, func(Source, error) bool { return false })
-	def(&h.Confirmed, Confirmed())
 	def(&h.Stops, func(*Process) bool { return false })
 	def(&h.Inherited, func(context.Context, *Process, *Run) {})
 	def(&h.Forget, func(*Run) error { return nil })
@@ -87,11 +86,14 @@ func (h Hooks) withDefaults(s *Set) Hooks {
 	return h
 }
 
-// Confirmed returns the default of Hooks.Confirmed.
-func Confirmed() <-chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
+// IsConfirmed says whether the host's start has succeeded; nil: it has (Hooks.Confirmed).
+func IsConfirmed(confirmed <-chan struct{}) bool {
+	select {
+	case <-confirmed:
+		return true
+	default:
+		return confirmed == nil
+	}
 }
 
 func def[F any](hook *F, value F) {

@@ -117,6 +117,15 @@ func (p *Process) Watch(ctx context.Context) error {
 	}
 }
 
+// Side describes the process in a swap.
+func (p *Process) Side() Side {
+	side := Side{Generation: p.Run.Number, Version: p.Run.Version, SHA256: p.Run.SHA256}
+	if c, ok := p.Conn.(interface{ Calls() (calls, failed int) }); ok {
+		side.Calls, side.FailedCalls = c.Calls()
+	}
+	return side
+}
+
 // Kill ends a process that has not come up, and its group, at once.
 func (p *Process) Kill(ctx context.Context) error {
 	if p.proc == nil {

@@ -133,7 +133,7 @@ func (s *Set) bring(ctx context.Context) (p *Process, err error) {
 		p, err = s.Launch(ctx, src, nil)
 	}
 	if err != nil && !IsNotTried(err) {
-		return nil, launchError{err, s.lastTried}
+		return nil, launchError{err, s.LastTried}
 	}
 	if err != nil {
 		return nil, err
@@ -152,13 +152,14 @@ func (s *Set) bring(ctx context.Context) (p *Process, err error) {
 // AwaitConfirmed waits until processes of an earlier host may be ended. It returns false if ctx or the process that
 // serves has ended before.
 func (s *Set) AwaitConfirmed(ctx context.Context, ended <-chan struct{}) bool {
-	select {
-	case <-s.Confirmed:
-		return true
-	case <-ended:
-	case <-ctx.Done():
+	if !IsConfirmed(s.Confirmed) {
+		select {
+		case <-s.Confirmed:
+		case <-ended:
+		case <-ctx.Done():
+		}
 	}
-	return false
+	return IsConfirmed(s.Confirmed)
 }
 
 // reattach finds the process that served under an earlier host. If it cannot, p is nil, and bring ends the processes of
@@ -185,10 +186,11 @@ func (s *Set) tryReattach(ctx context.Context, run *Run) (p *Process, err error)
 	defer giveUp(nil)
 	p = newProcess(run)
 	p.Found = true
-	proc, err := s.find(ctx, run)
+	proc, err := process.Find(ctx, *run.Process)
 	if err != nil {
 		return nil, err
 	}
+	run.has(proc)
 	defer func() {
 		if err != nil {
 			p.Release()
@@ -357,7 +359,7 @@ func (s *Set) lost(ctx context.Context, p *Process, why error) {
 // rolledBack records that the copy before the one that failed is started.
 func (s *Set) rolledBack(p *Process, from Side, err error) {
 	if p != nil {
-		from = s.side(p)
+		from = p.Side()
 	}
 	swap := Swap{
 		At: time.Now().UTC(), From: from, To: Side{SHA256: s.Record.LastGood}, Rollback: true,
@@ -406,7 +408,7 @@ func (s *Set) wait(ctx context.Context, e Event) {
 		case <-timer.C:
 		case <-s.rechecks:
 			s.clearDrained()
-			if src, err := s.Choose(ctx, nil); err != nil || src.SHA256 == s.lastTried {
+			if src, err := s.Choose(ctx, nil); err != nil || src.SHA256 == s.LastTried {
 				continue
 			}
 		case r := <-s.requests:
@@ -428,30 +430,23 @@ func (s *Set) shutDown(ctx context.Context, p *Process) error {
 	if p != nil {
 		s.Lost(ctx, p, nil)
 	}
-	if !s.Stops(p) {
-		if p != nil {
-			p.Conn.Close()
-			p.Release()
-			s.Report(Event{What: Detached, Process: p})
-			return nil
-		}
-		s.Report(Event{What: Stopped})
-		return nil
+	stops, e := s.Stops(p), Event{What: Stopped, Process: p}
+	if !stops && p != nil {
+		e.What = Detached
 	}
-	var err error
-	if p != nil {
+	if stops && p != nil {
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.StopTimeout)
 		defer cancel()
 		// Do not wait for the users: the process finishes its calls itself, and some callers hold a stream forever.
-		err = p.Conn.Stop(stop)
+		e.Err = p.Conn.Stop(stop)
 	}
-	if s.ready {
-		err = errors.Join(err, s.ClearAll(ctx, s.StopTimeout))
+	if stops && s.ready {
+		e.Err = errors.Join(e.Err, s.ClearAll(ctx, s.StopTimeout))
 	}
 	if p != nil {
 		p.Conn.Close()
 		p.Release()
 	}
-	s.Report(Event{What: Stopped, Process: p, Err: err})
-	return err
+	s.Report(e)
+	return e.Err
 }

@@ -57,7 +57,7 @@ type Set struct {
 
 	ready         bool              // Config.Ready has succeeded
 	sums          map[string]hashed // of files
-	lastTried     string            // the copy that was started last
+	LastTried     string            // the copy that was started last
 	failures      int               // how many starts have failed in a row, or processes ended soon
 	pause         *backoff.ExponentialBackOff
 	lostMeanwhile error // why the process must be replaced, found while something else had to be done
@@ -103,19 +103,14 @@ func (s *Set) start(run *Run, spec process.Spec) (*process.Process, error) {
 		return nil, program.ExplainExec(err, spec.Path)
 	}
 	failpoint.Here("process", "forked")
-	ref := proc.Ref()
-	run.Process, run.proc = &ref, proc
+	run.has(proc)
 	return proc, s.Save()
 }
 
-// find finds the process of a run, which an earlier host has started. The error is process.ErrGone if it has ended.
-func (s *Set) find(ctx context.Context, run *Run) (*process.Process, error) {
-	proc, err := process.Find(ctx, *run.Process)
-	if err == nil {
-		ref := proc.Ref()
-		run.Process, run.proc = &ref, proc
-	}
-	return proc, err
+// has records the process of a run.
+func (r *Run) has(proc *process.Process) {
+	ref := proc.Ref()
+	r.Process, r.proc = &ref, proc
 }
 
 // notUpStop is how long a process that had not come up may take to end: it does no work yet.

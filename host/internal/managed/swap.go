@@ -33,7 +33,7 @@ func (s *Set) Replace(ctx context.Context, p *Process, grace *time.Duration) (*P
 func (s *Set) SwapTo(ctx context.Context, p *Process, src Source, grace *time.Duration) (*Process, error) {
 	_, refused := s.Record.Refused[p.Run.SHA256]
 	swap := Swap{
-		At: time.Now().UTC(), From: s.side(p), To: Side{SHA256: src.SHA256}, Overlap: true,
+		At: time.Now().UTC(), From: p.Side(), To: Side{SHA256: src.SHA256}, Overlap: true,
 		Rollback: refused && src.SHA256 == s.Record.LastGood, Restart: s.Same(p, src),
 	}
 	if !s.MayOverlap(p) {
@@ -44,7 +44,7 @@ func (s *Set) SwapTo(ctx context.Context, p *Process, src Source, grace *time.Du
 	}
 	next, err := s.Try(ctx, p, src)
 	if err == nil {
-		swap.To = s.side(next)
+		swap.To = next.Side()
 		if swap.Rollback {
 			swap.Why = s.Record.Refused[p.Run.SHA256]
 		}
@@ -101,7 +101,7 @@ func (s *Set) Promote(ctx context.Context, p, next *Process, src Source, swap *S
 	}
 	next.Beside = nil
 	if swap.Canary == 0 {
-		swap.From = s.side(p) // it has answered calls while next came up
+		swap.From = p.Side() // it has answered calls while next came up
 	}
 	swap.Took = time.Since(swap.At)
 	failpoint.Here("swap", "moved")
@@ -117,7 +117,7 @@ func (s *Set) Promote(ctx context.Context, p, next *Process, src Source, swap *S
 // NotSwapped records a failed swap. What was tried is refused until its file changes, unless it did not run, or has the
 // same program. What did not run is tried again after a while.
 func (s *Set) NotSwapped(p *Process, swap Swap, src Source, err error) {
-	swap.From, swap.Error, swap.Took = s.side(p), err.Error(), time.Since(swap.At)
+	swap.From, swap.Error, swap.Took = p.Side(), err.Error(), time.Since(swap.At)
 	last := len(s.Record.Swaps) - 1
 	again := last >= 0 && s.Record.Swaps[last].To == swap.To && s.Record.Swaps[last].Error == swap.Error
 	retried := false
@@ -203,7 +203,7 @@ func (s *Set) Launch(parent context.Context, src Source, beside *Process) (p *Pr
 		return nil, err
 	}
 	defer unpin()
-	s.lastTried = bin.SHA256
+	s.LastTried = bin.SHA256
 	ctx, cancel := context.WithTimeout(parent, s.StartTimeout)
 	defer cancel()
 	ctx, giveUp := context.WithCancelCause(ctx)
@@ -283,13 +283,4 @@ func (s *Set) explain(p *Process, err error) error {
 		err = fmt.Errorf("%w (it printed: %s)", err, words)
 	}
 	return err
-}
-
-// side describes a process in a swap.
-func (s *Set) side(p *Process) Side {
-	side := Side{Generation: p.Run.Number, Version: p.Run.Version, SHA256: p.Run.SHA256}
-	if c, ok := p.Conn.(interface{ Calls() (calls, failed int) }); ok {
-		side.Calls, side.FailedCalls = c.Calls()
-	}
-	return side
 }

@@ -79,12 +79,24 @@ capability {
 	shows("the driver is kept by the next agent", "does not bring it any more", "in use")
 	h.Run("workload", "stop", "writer")
 	h.NothingInUse()
-	h.Eventually("the driver is gone", func() error {
+	gone := func() error {
 		if out := h.Run("driver", "status"); strings.Contains(out, "dirs") {
 			return errors.New(out)
 		}
 		return nil
-	})
+	}
+	h.Eventually("the driver is gone", gone)
+
+	// The plugin is removed, although its block names it: its driver goes with it.
+	h.Write("agent.hcl", configured(fmt.Sprintf("root = %q", root)))
+	h.Run("agent", "reload")
+	shows("the driver is back", "plugin", root)
+	h.Refused(4, []string{`it is named by plugin "dirs"`}, "plugin", "remove", "-files", "dirs")
+	h.Run("plugin", "remove", "-files", "-force", "-yes", "dirs")
+	h.Eventually("the driver is gone with its plugin", gone)
+	h.Refused(1, []string{"pannier agent plugin install SOURCE dirs"}, "doctor")
+	install(t, h, testbin.BuildDir(t, filepath.Join(testbin.Root(), "examples/plugins/dirs")), "dirs")
+	shows("the driver is back with its plugin", "plugin", root)
 
 	// A csi_driver block of the same id comes first, and the plugin's status says so.
 	h.Write("agent.hcl", fmt.Sprintf("%s\ncsi_driver \"dirs\" {\n  plugin = \"dirs\"\n  endpoint = \"unix://%s\"\n}\n",

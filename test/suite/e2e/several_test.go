@@ -91,6 +91,7 @@ workload "both" {
 	h.Refused(4, []string{`volume "notes" of workload "both"`}, "plugin", "remove", "dirs")
 	h.Run("workload", "stop", "both")
 	h.NothingInUse()
+	h.Refused(4, []string{`it is named by csi_driver "scratch"`}, "plugin", "remove", "dirs")
 	h.Write("agent.hcl", string(text)+testhost.LocalDriver(t))
 	h.Stop()
 	h.Start()

@@ -2,15 +2,21 @@ package agentcli
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"regexp"
 	"runtime"
 	"sync"
+	"time"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/host/internal/cli"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/pluginhost/install"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // installing is what plugin install and upgrade have in common.
@@ -19,6 +25,7 @@ type installing struct {
 	version   string
 	paths     []string
 	pluginDir string
+	wait      bool
 }
 
 func (i *installing) flags(cmd *cobra.Command) {
@@ -28,6 +35,7 @@ func (i *installing) flags(cmd *cobra.Command) {
 	flags.BoolVar(&i.cfg.Force, "force", false, "replace an installed binary of the same version that differs")
 	flags.StringArrayVar(&i.paths, "config", nil, "`PATH` of the agent's configuration, for plugin_dir and plugin_signing; "+
 		"may be\ngiven more than once (default "+config.SystemDir+", if it is there)")
+	flags.BoolVar(&i.wait, "wait", true, "wait until the running agent's process of it serves; =false: do not")
 	flags.StringVar(&i.pluginDir, "plugin-dir", "", "the `FOLDER` of the plugins (default: the configuration's)")
 }
 
@@ -73,20 +81,18 @@ Before the binary is put in place it must have the sum of -sha256 and of the SHA
 beside it, be a program for this machine, be signed if the agent's plugin_signing asks for
 it (FILE.minisig, or SHA256SUMS.minisig), and report its name and its version when it is
 started. Registries get the credentials that docker login has stored; certificates are
-checked against the system's, or those of SSL_CERT_FILE. No agent is needed.`,
+checked against the system's, or those of SSL_CERT_FILE.
+
+No agent is needed. If one runs, this waits until the binary serves, for a minute at most. The
+exit code is 4 when it does not come up or cannot take over; callers then keep the process
+that they have.`,
 		Example: "pannier agent plugin install ./csi-bridge_v1.2.0\n" +
 			"pannier agent plugin install -version '~> 1.2' oci://registry.example.com/plugins/csi-bridge",
 	}
 	i.flags(cmd)
 	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
-		if err := i.complete(); err != nil {
-			return err
-		}
 		i.cfg.Source, i.cfg.Name = args[0], append(args, "")[1]
-		done := a.Announce(ctx, func(context.Context) string { return "waiting for the download of " + install.Redacted(args[0]) })
-		got, err := install.Install(ctx, i.cfg)
-		done()
-		return showInstalled(a, got, err, "is installed already")
+		return i.run(ctx, a, install.Install, install.Redacted(args[0]), "is installed already")
 	})
 	return cmd
 }
@@ -102,21 +108,22 @@ versions stay in the plugin directory until their files are removed.`,
 	}
 	i.flags(cmd)
 	cmd.RunE = a.Do(func(ctx context.Context, args []string) error {
-		if err := i.complete(); err != nil {
-			return err
-		}
 		i.cfg.Name = args[0]
-		done := a.Announce(ctx, func(context.Context) string { return "waiting for the download of plugin " + args[0] })
-		got, err := install.Upgrade(ctx, i.cfg)
-		done()
-		return showInstalled(a, got, err, "is the newest that its source has and the constraint allows")
+		return i.run(ctx, a, install.Upgrade, "plugin "+args[0], "is the newest that its source has and the constraint allows")
 	})
 	return cmd
 }
 
-// showInstalled shows what was installed; already says what a plugin is that was there before.
-func showInstalled(a *cli.App, got install.Installed, err error, already string) error {
-	if err != nil {
+// run installs what is at a source, shows it, and waits until it serves; already says what a plugin is that was there.
+func (i *installing) run(ctx context.Context, a *cli.App,
+	do func(context.Context, install.Config) (install.Installed, error), source, already string,
+) error {
+	if err := i.complete(); err != nil {
+		return err
+	}
+	done := a.Announce(ctx, func(context.Context) string { return "waiting for the download of " + source })
+	got, err := do(ctx, i.cfg)
+	if done(); err != nil {
 		return err
 	}
 	is := already
@@ -129,8 +136,36 @@ func showInstalled(a *cli.App, got install.Installed, err error, already string)
 	if !got.Remembered {
 		a.Note("the source is not remembered, because its address may have secrets: pannier agent plugin upgrade will not know it")
 	}
-	if got.New {
-		a.Note("a running agent takes it by itself: see pannier plugin status %s", got.Name)
+	err = a.Done(got, nil, "plugin %q: version %s %s: %s (sha256 %.12s)", got.Name, got.Version, is, got.Path, got.SHA256)
+	if err != nil || !i.wait {
+		return err
 	}
-	return a.Done(got, nil, "plugin %q: version %s %s: %s (sha256 %.12s)", got.Name, got.Version, is, got.Path, got.SHA256)
+	return awaitServing(ctx, a, got)
+}
+
+// awaitServing waits until the agent's process of the binary serves. Where no agent has it, it does not wait.
+func awaitServing(ctx context.Context, a *cli.App, got install.Installed) error {
+	client, err := a.Client()
+	if err != nil {
+		return err
+	}
+	within, cancel := context.WithTimeout(ctx, time.Minute) // the agent gives up sooner
+	defer cancel()
+	resp, err := client.Plugins.SwapPlugin(within, &hostv1.SwapPluginRequest{Name: got.Name, Sha256: got.SHA256})
+	p, unreachable := resp.GetPlugin(), (*api.UnreachableError)(nil)
+	switch {
+	case errors.As(err, &unreachable):
+		a.Note("no agent answers at %s: it takes the plugin when it starts", a.Address())
+		return nil
+	case connect.CodeOf(err) == connect.CodeNotFound:
+		a.Note("the agent at %s does not find the plugin: it has another plugin_dir", a.Address())
+		return nil
+	case err == nil && p.GetSha256() == got.SHA256:
+		a.Note("generation %d serves (process %d)", p.GetGeneration(), p.GetPid())
+		return nil
+	case err == nil:
+		err = cli.Coded(cli.ExitRefused, fmt.Errorf("plugin %q: version %s is installed, and version %s goes on to serve",
+			got.Name, got.Version, p.GetVersion()))
+	}
+	return cli.Hinted(err, "it is installed; pannier plugin versions %s shows what serves, waits and is refused", got.Name)
 }

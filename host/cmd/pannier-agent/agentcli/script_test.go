@@ -80,10 +80,27 @@ func TestScripts(t *testing.T) {
 type stoppable struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 	hostv1connect.UnimplementedMemberServiceHandler
+	hostv1connect.UnimplementedPluginServiceHandler
 	socket  string
 	server  *http.Server
 	served  sync.WaitGroup
 	secured atomic.Bool // by its upgrade
+	asked   atomic.Int32
+}
+
+// SwapPlugin has another plugin_dir at first; then the binary serves, cannot take over, or another one goes on.
+func (s *stoppable) SwapPlugin(_ context.Context, r *hostv1.SwapPluginRequest) (*hostv1.SwapPluginResponse, error) {
+	p := &hostv1.Plugin{Name: r.GetName(), Sha256: r.GetSha256(), Version: "1.2.3", Generation: 7, Pid: 40}
+	switch s.asked.Add(1) {
+	case 1:
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such plugin"))
+	case 2:
+		return &hostv1.SwapPluginResponse{Plugin: p}, nil
+	case 3:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("the disk is on fire"))
+	}
+	p.Sha256, p.Version = "", "2.0.0"
+	return &hostv1.SwapPluginResponse{Plugin: p}, nil
 }
 
 func (s *stoppable) start() error {
@@ -95,6 +112,7 @@ func (s *stoppable) start() error {
 	mux := http.NewServeMux()
 	mux.Handle(hostv1connect.NewAgentServiceHandler(s))
 	mux.Handle(hostv1connect.NewMemberServiceHandler(s))
+	mux.Handle(hostv1connect.NewPluginServiceHandler(s))
 	server := &http.Server{Handler: mux}
 	s.server = server
 	s.served.Go(func() { _ = server.Serve(l) })

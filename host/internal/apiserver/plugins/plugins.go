@@ -23,6 +23,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/devices"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/frontend"
 	"github.com/pannier/pannier/sdk/storage"
@@ -32,7 +33,9 @@ import (
 type Handler struct {
 	Plugins Plugins
 	// Uses are what of the configuration calls plugins.
-	Uses      func() []catalog.Use
+	Uses func() []catalog.Use
+	// Naming returns the blocks of the configuration, and the registered drivers, that name a plugin.
+	Naming    func(plugin string) []string
 	Drivers   *drivers.Registry
 	Devices   *devices.Registry
 	Workloads *workload.Manager
@@ -42,7 +45,7 @@ type Handler struct {
 // Plugins are the plugin processes of this host (supervisor.Supervisor).
 type Plugins interface {
 	Status() []supervisor.Status
-	Swap(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
+	Swap(ctx context.Context, name, sha string, grace *time.Duration) (supervisor.Status, error)
 	Restart(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
 	Canary(ctx context.Context, name string, percent int) (supervisor.Status, error)
 	Promote(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
@@ -70,7 +73,9 @@ func (h *Handler) ListPlugins(ctx context.Context,
 
 // SwapPlugin replaces a plugin's processes by the binary in the plugin directory, or gives that a part of the calls.
 func (h *Handler) SwapPlugin(ctx context.Context, req *hostv1.SwapPluginRequest) (*hostv1.SwapPluginResponse, error) {
-	swap := h.Plugins.Swap
+	swap := func(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error) {
+		return h.Plugins.Swap(ctx, name, req.GetSha256(), grace)
+	}
 	if percent := req.GetCanaryPercent(); percent != 0 {
 		if percent < 1 || percent > 99 {
 			return nil, call.Invalid("plugin", "canary_percent", "must be 1 to 99, or 0 for a swap")
@@ -155,7 +160,8 @@ func (h *Handler) UnpinPlugin(ctx context.Context,
 }
 
 // RemovePlugin ends a plugin whose file is gone, or removes its files first, which only root and the agent's own user
-// may do. It is refused while workloads of this host depend on the plugin: they could not be released.
+// may do. It is refused while workloads of this host depend on the plugin: they could not be released; and, without
+// force, while the configuration or a registered driver names it.
 func (h *Handler) RemovePlugin(ctx context.Context,
 	req *hostv1.RemovePluginRequest,
 ) (*hostv1.RemovePluginResponse, error) {
@@ -171,6 +177,10 @@ func (h *Handler) RemovePlugin(ctx context.Context,
 		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
 			"plugin %q: workloads depend on it: %s: stop them first, or put a file of the plugin back", name,
 			strings.Join(users, ", ")))
+	}
+	if blocks := h.Naming(name); len(blocks) > 0 && !req.GetForce() {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("plugin %q: it is named by %s: take that out and "+
+			"run pannier agent reload, or pannier driver deregister, or force it", name, strings.Join(blocks, ", ")))
 	}
 	if req.GetFiles() {
 		if err := h.Plugins.RemoveFiles(name); err != nil {
@@ -219,24 +229,18 @@ func (h *Handler) order(ctx context.Context, name string,
 		return nil, call.Invalid("plugin", "name", err.Error())
 	}
 	st, err := do(ctx, name)
+	_, coded := errcode.Of(err)
 	switch {
 	case err == nil:
 		return h.shownPlugin(st), nil
-	case isPluginError(err) || ctx.Err() != nil:
+	case coded || ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, context.Canceled): // canceled, but not by the caller
 		return nil, call.ErrStopping
-	default:
-		return nil, connect.NewError(connect.CodeFailedPrecondition,
-			fmt.Errorf("%w; callers keep generation %d (version %s)", err, st.Generation, st.Version))
+	case st.PID != 0:
+		err = fmt.Errorf("%w; callers keep generation %d (version %s)", err, st.Generation, st.Version)
 	}
-}
-
-// isPluginError reports whether an error of the supervisor has a code of its own.
-func isPluginError(err error) bool {
-	return errors.Is(err, supervisor.ErrUnknown) || errors.Is(err, supervisor.ErrNoSwap) ||
-		errors.Is(err, supervisor.ErrNoCopy) || errors.Is(err, supervisor.ErrCanary) ||
-		errors.Is(err, supervisor.ErrPinned) || errors.Is(err, supervisor.ErrClosed)
+	return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 }
 
 // VerifyPlugin tests whether a file could serve. It runs the file as the agent's user, so over the socket only that
@@ -253,13 +257,14 @@ func (h *Handler) VerifyPlugin(ctx context.Context,
 		return nil, call.Invalid("plugin", "path", "must be absolute")
 	}
 	v, err := h.Plugins.Verify(ctx, path)
+	_, coded := errcode.Of(err)
 	switch {
 	case err == nil:
 		return &hostv1.VerifyPluginResponse{
 			Name: v.Name, Known: v.Known, Kind: v.Kind, Version: v.Version, Sha256: v.SHA256, Healthy: v.Healthy,
 			Message: v.Message,
 		}, nil
-	case isPluginError(err) || ctx.Err() != nil:
+	case coded || ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, connect.NewError(connect.CodeNotFound, err)
@@ -289,7 +294,7 @@ func (h *Handler) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 		Draining: int32(p.Draining), Pinned: p.Pinned, LastGood: p.LastGood, Refused: maps.Clone(p.Refused),
 		FileProblem: p.FileProblem, ConfigProblem: p.ConfigProblem, DuplicateOf: p.DuplicateOf,
 		Calls: int64(p.Calls), FailedCalls: int64(p.FailedCalls), Degraded: p.Degraded,
-		DebuggedAt: p.DebuggedAt,
+		DebuggedAt: p.DebuggedAt, Mend: p.Mend,
 	}
 	all, uses := h.Plugins.Status(), h.Uses()
 	for _, u := range uses {
@@ -310,7 +315,7 @@ func (h *Handler) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 			Generation: &hostv1.PluginGeneration{Generation: c.Generation, Version: c.Version, Sha256: c.SHA256},
 			Pid:        int64(c.PID), StartedAt: call.Time(c.StartedAt), Percent: int32(c.Percent), Leases: int64(c.Users),
 			Calls: int64(c.Calls), FailedCalls: int64(c.FailedCalls),
-			ServingCalls: int64(c.ServingCalls), ServingFailedCalls: int64(c.ServingFailed),
+			ServingCalls: int64(c.Serving.Calls), ServingFailedCalls: int64(c.Serving.FailedCalls),
 		}
 	}
 	for _, v := range p.Versions {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
@@ -39,7 +40,7 @@ func measureBootstrap(b *testing.B, m *mesh, r *table.Section) {
 		for range perCommand {
 			var made bootstrap.Result
 			host = append(host, took(b, func(ctx context.Context) error {
-				return m.plugin.DoBootstrap(ctx, "", func(ctx context.Context, c bootstrap.Bootstrap) (err error) {
+				return catalog.Do(ctx, m.plugin, catalog.Bootstrap, "", func(ctx context.Context, c bootstrap.Bootstrap) (err error) {
 					made, err = c.Generate(ctx, m.reach, req)
 					return err
 				})
@@ -85,13 +86,13 @@ func (m *mesh) sidecar(b *testing.B, name string) (proxyID string) {
 			Name: name, Port: "8080", Connect: &service.Connect{SidecarService: &service.SidecarService{}},
 		},
 	}
-	err := m.plugin.DoRegistration(b.Context(), "", func(ctx context.Context, c registration.Registration) (err error) {
+	err := catalog.Do(b.Context(), m.plugin, catalog.Registration, "", func(ctx context.Context, c registration.Registration) (err error) {
 		proxyID, err = c.Register(ctx, m.reach, i)
 		return err
 	})
 	check.NoError(b, err)
 	b.Cleanup(func() {
-		err := m.plugin.DoRegistration(context.Background(), "", func(ctx context.Context, c registration.Registration) error {
+		err := catalog.Do(context.Background(), m.plugin, catalog.Registration, "", func(ctx context.Context, c registration.Registration) error {
 			return c.Deregister(ctx, m.reach, i.Owner, i.ID)
 		})
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/secrets"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
+	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
@@ -51,7 +52,7 @@ func newTokenBench(b *testing.B, m *mesh) *tokenBench {
 		authority: tokens.New(tokens.Config{
 			Ledger: ledger, Consuls: map[string]service.Consul{m.reach.Name: m.reach},
 			Identity: func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
-				return m.plugin.DoIdentity(ctx, "", fn) // there is only one
+				return catalog.Do(ctx, m.plugin, catalog.Identity, "", fn) // there is only one
 			},
 			Sealer: sealer, Events: events.New(0), Log: hclog.NewNullLogger(),
 		}),

@@ -37,7 +37,7 @@ func measureCalls(b *testing.B, r *table.Section) {
 		{call: func() error { return read(b.Context(), bare) }},
 		{call: func() error { return read(b.Context(), theirs) }},
 		{call: func() error {
-			return plugin.DoIdentity(b.Context(), "", func(ctx context.Context, client identity.Identity) error {
+			return catalog.Do(b.Context(), plugin, catalog.Identity, "", func(ctx context.Context, client identity.Identity) error {
 				_, err := client.Read(ctx, service.Consul{}, "secret")
 				return err
 			})

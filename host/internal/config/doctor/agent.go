@@ -51,6 +51,12 @@ func (p *Patient) plugins(ctx context.Context) []Finding {
 				Status: s, Why: plugin.GetName() + ": " + why, Subject: plugin.GetName(), Command: command + " " + plugin.GetName(),
 			})
 		}
+		broken := func(s Status, why, command string) {
+			add(s, why, command)
+			if mend := plugin.GetMend(); mend != "" {
+				problems[len(problems)-1].Command = mend
+			}
+		}
 		switch state := plugin.GetState(); {
 		case plugin.GetDuplicateOf() != "":
 			add(Warn, "it is another file of "+plugin.GetDuplicateOf()+", and does not run", "pannier plugin status")
@@ -59,12 +65,12 @@ func (p *Patient) plugins(ctx context.Context) []Finding {
 			// The supervisor ends a start that takes too long: the state is then another, with the error.
 			add(Warn, "it is starting", "pannier plugin status")
 		case state != "running":
-			add(Fail, strings.TrimSuffix(state+": "+plugin.GetLastError(), ": "), "pannier plugin logs")
+			broken(Fail, strings.TrimSuffix(state+": "+plugin.GetLastError(), ": "), "pannier plugin logs")
 		case plugin.GetDegraded() != "":
 			add(Warn, plugin.GetDegraded(), "pannier plugin rollback")
 		}
 		if why := plugin.GetFileProblem(); why != "" {
-			add(Warn, why, "pannier plugin status")
+			broken(Warn, why, "pannier plugin status")
 		}
 		for _, v := range plugin.GetVersions() { // what serves is not what is in the plugin directory
 			switch {

@@ -123,16 +123,19 @@ func TestPropagation(t *testing.T) {
 
 // A plugin's first start is no failure, unlike a start after one that failed.
 func TestPlugins(t *testing.T) {
-	for _, c := range []struct{ state, lastError, want string }{
-		{"running", "", "ok: 1, all serve"},
-		{"running", "it was killed", "ok: 1, all serve"},
-		{"starting", "", "warn: p: it is starting: pannier plugin status p"},
-		{"starting", "it is not up after 10s", "fail: p: starting: it is not up after 10s: pannier plugin logs p"},
-		{"backing-off", "it is not up after 10s", "fail: p: backing-off: it is not up after 10s: pannier plugin logs p"},
-		{"unhealthy", "", "fail: p: unhealthy: pannier plugin logs p"},
+	for _, c := range []struct{ state, lastError, file, mend, want string }{
+		{"running", "", "", "", "ok: 1, all serve"},
+		{"running", "it was killed", "", "", "ok: 1, all serve"},
+		{"running", "", "its file is gone", "", "warn: p: its file is gone: pannier plugin status p"},
+		{"running", "", "/p does not exist", "mkdir /p", "warn: p: /p does not exist: mkdir /p"},
+		{"starting", "", "", "", "warn: p: it is starting: pannier plugin status p"},
+		{"starting", "it is not up after 10s", "", "", "fail: p: starting: it is not up after 10s: pannier plugin logs p"},
+		{"backing-off", "it is not up after 10s", "", "", "fail: p: backing-off: it is not up after 10s: pannier plugin logs p"},
+		{"backing-off", "/p does not exist", "", "mkdir /p", "fail: p: backing-off: /p does not exist: mkdir /p"},
+		{"unhealthy", "", "", "", "fail: p: unhealthy: pannier plugin logs p"},
 	} {
 		p := Patient{status: &hostv1.StatusResponse{Plugins: []*hostv1.Plugin{
-			{Name: "p", State: c.state, LastError: c.lastError},
+			{Name: "p", State: c.state, LastError: c.lastError, FileProblem: c.file, Mend: c.mend},
 		}}}
 		is(t, p.plugins(t.Context()), c.want)
 	}

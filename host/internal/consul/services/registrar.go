@@ -49,10 +49,10 @@ type Config struct {
 	// Served fails where it is certain that no plugin will do one of the steps of a service.
 	Served func(*service.Service) error
 	// Registration runs fn with a client of a Consul's registration plugin, within the deadline of one call
-	// (catalog.Catalog.DoRegistration).
+	// (catalog.Do).
 	Registration func(ctx context.Context, consul string,
 		fn func(ctx context.Context, c registration.Registration) error) error
-	// Bootstraps is the same for the bootstrap plugin (catalog.Catalog.DoBootstrap).
+	// Bootstraps is the same for the bootstrap plugin (catalog.Do).
 	Bootstraps func(ctx context.Context, consul string, fn func(ctx context.Context, c bootstrap.Bootstrap) error) error
 	// Instances returns the instances of this node's workloads by Consul, as earlier runs of the host may have
 	// registered them. It need not include what goes through Register and Deregister.

@@ -66,7 +66,7 @@ type Config struct {
 	// method gets one anyway; absent: DefaultAudience.
 	Audiences map[string]string
 	// Identity runs fn with a client of the identity plugin of a consul block, within the deadline of one call, and
-	// again if the plugin ended during the call (catalog.Catalog.DoIdentity).
+	// again if the plugin ended during the call (catalog.Do).
 	Identity func(ctx context.Context, consul string, fn func(ctx context.Context, c identity.Identity) error) error
 	// Sealer protects the private part of the signing key from the ledger's readers.
 	Sealer *secrets.Sealer

@@ -96,7 +96,7 @@ func (r *rotator) open() {
 	a := New(Config{
 		Ledger: r.Node, Consuls: map[string]service.Consul{loginConsul: block}, Sealer: r.w.sealer,
 		Identity: func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
-			return r.w.plugins.DoIdentity(ctx, "", fn)
+			return catalog.Do(ctx, r.w.plugins, catalog.Identity, "", fn)
 		},
 		KeySets: r.others, Events: events.New(100), Log: hclog.NewNullLogger(),
 	})

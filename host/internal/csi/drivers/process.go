@@ -311,7 +311,8 @@ func (i *instance) onProbation(p *managed.Process, _ string, times int) bool {
 
 // stops says whether the process ends with this instance.
 func (i *instance) stops(p *managed.Process) bool {
-	return !errors.Is(context.Cause(i.ctx), errLeave) || p != nil && !p.Found && !i.r.confirmed() && !i.inUse()
+	return !errors.Is(context.Cause(i.ctx), errLeave) ||
+		p != nil && !p.Found && !managed.IsConfirmed(i.r.cfg.Confirmed) && !i.inUse()
 }
 
 // show shows what has happened.

@@ -125,9 +125,6 @@ var defaultTiming = timing{
 
 // New makes a Registry with no driver; Open fills it.
 func New(cfg Config) *Registry {
-	if cfg.Confirmed == nil {
-		cfg.Confirmed = managed.Confirmed()
-	}
 	if cfg.InUse == nil {
 		cfg.InUse = func(string) []string { return nil }
 	}
@@ -278,23 +275,13 @@ func (r *Registry) Close(stop bool) error {
 		return nil
 	}
 	defer release()
-	err = r.stopAll(stop && r.confirmed())
+	err = r.stopAll(stop && managed.IsConfirmed(r.cfg.Confirmed))
 	r.mu.Lock()
 	r.closed = true
 	r.changed.Notify()
 	r.mu.Unlock()
 	r.running.Wait()
 	return err
-}
-
-// confirmed says whether the host's start has succeeded.
-func (r *Registry) confirmed() bool {
-	select {
-	case <-r.cfg.Confirmed:
-		return true
-	default:
-		return false
-	}
 }
 
 // stopAll ends all instances in parallel.

@@ -1,4 +1,4 @@
-// Package catalog turns the supervisor's plugins into typed clients, one method a kind. A caller acquires a
+// Package catalog turns the supervisor's plugins into typed clients, one value of Kind for each. A caller acquires a
 // client, calls it and releases it; the process behind it may be replaced between two calls.
 //
 // Errors of a plugin get "kind(name): " in front of them once, here, and keep their gRPC code.
@@ -28,8 +28,8 @@ var ErrAmbiguous = errors.New("several plugins of this kind")
 // ErrWrongKind says that a plugin is of another kind, or of another version of it.
 var ErrWrongKind = errors.New("the plugin is of another kind")
 
-// kind says how the plugins of one kind are chosen, called, and named in errors.
-type kind[T any] struct {
+// Kind says how the plugins of one kind are chosen, called, and named in errors.
+type Kind[T any] struct {
 	name     string
 	protocol string // with its version
 	// preferred is the plugin that is used when there are several of the kind.
@@ -37,14 +37,13 @@ type kind[T any] struct {
 	client    func(grpc.ClientConnInterface) T
 }
 
+// The kinds. Each device plugin reports its own devices, so none is preferred.
 var (
-	storageKind      = kind[storage.Client]{"storage", storage.Kind, "csi-bridge", storage.NewClient}
-	identityKind     = kind[identity.Identity]{"identity", identity.Kind, "sids", identity.NewClient}
-	registrationKind = kind[registration.Registration]{
-		"registration", registration.Kind, "consul-services",
-		registration.NewClient,
-	}
-	bootstrapKind = kind[bootstrap.Bootstrap]{"bootstrap", bootstrap.Kind, "envoy-bootstrap", bootstrap.NewClient}
+	storageKind  = Kind[storage.Client]{"storage", storage.Kind, "csi-bridge", storage.NewClient}
+	deviceKind   = Kind[device.Client]{"device", device.Kind, "", device.NewClient}
+	Identity     = Kind[identity.Identity]{"identity", identity.Kind, "sids", identity.NewClient}
+	Registration = Kind[registration.Registration]{"registration", registration.Kind, "consul-services", registration.NewClient}
+	Bootstrap    = Kind[bootstrap.Bootstrap]{"bootstrap", bootstrap.Kind, "envoy-bootstrap", bootstrap.NewClient}
 )
 
 // Supervisor is the part of supervisor.Supervisor that the catalog uses.
@@ -75,34 +74,11 @@ func (c *Catalog) Storage(ctx context.Context, name string) (client storage.Clie
 func (c *Catalog) DoStorage(ctx context.Context, name string,
 	fn func(ctx context.Context, client storage.Client) error,
 ) error {
-	return do(ctx, c, storageKind, name, fn)
-}
-
-// DoIdentity is DoStorage for the kind identity; an empty name is sids, or else the only one of that kind.
-func (c *Catalog) DoIdentity(ctx context.Context, name string,
-	fn func(ctx context.Context, client identity.Identity) error,
-) error {
-	return do(ctx, c, identityKind, name, fn)
-}
-
-// DoRegistration is DoStorage for the kind registration; an empty name is consul-services, or else the only one of
-// that kind.
-func (c *Catalog) DoRegistration(ctx context.Context, name string,
-	fn func(ctx context.Context, client registration.Registration) error,
-) error {
-	return do(ctx, c, registrationKind, name, fn)
-}
-
-// DoBootstrap is DoStorage for the kind bootstrap; an empty name is envoy-bootstrap, or else the only one of that
-// kind.
-func (c *Catalog) DoBootstrap(ctx context.Context, name string,
-	fn func(ctx context.Context, client bootstrap.Bootstrap) error,
-) error {
-	return do(ctx, c, bootstrapKind, name, fn)
+	return Do(ctx, c, storageKind, name, fn)
 }
 
 // acquire acquires the plugin called name, or the one of the kind if that is empty; forCall, it may be a canary.
-func acquire[T any](ctx context.Context, c *Catalog, k kind[T], name string, forCall bool,
+func acquire[T any](ctx context.Context, c *Catalog, k Kind[T], name string, forCall bool,
 ) (client T, release func(), err error) {
 	if name == "" {
 		if name, err = c.pick(ctx, k.protocol, k.preferred); err != nil {
@@ -129,8 +105,8 @@ func acquire[T any](ctx context.Context, c *Catalog, k kind[T], name string, for
 	}), gen.Release, nil
 }
 
-// do runs fn with an acquired plugin, and runs it again if the plugin's process ends during the call.
-func do[T any](ctx context.Context, c *Catalog, k kind[T], name string,
+// Do is DoStorage for any kind; an empty name is the preferred plugin of that, or else the only one.
+func Do[T any](ctx context.Context, c *Catalog, k Kind[T], name string,
 	fn func(ctx context.Context, client T) error,
 ) error {
 	if _, ok := ctx.Deadline(); !ok {
@@ -197,7 +173,7 @@ func (c *Catalog) pick(ctx context.Context, kind, preferred string) (name string
 }
 
 // AwaitStorage waits until the storage plugins that serve differ from seen. It returns them with their generations. One
-// of seen that is down is among them as it was, and one that was removed is not.
+// of seen that is down is among them as it was, and one that was removed is not, also if it is waited for since then.
 func (c *Catalog) AwaitStorage(ctx context.Context, seen map[string]uint64) (serving map[string]uint64, err error) {
 	err = c.plugins.Await(ctx, func(all []supervisor.Status) bool {
 		serving = map[string]uint64{}
@@ -206,7 +182,7 @@ func (c *Catalog) AwaitStorage(ctx context.Context, seen map[string]uint64) (ser
 			switch {
 			case s.Kind == storage.Kind && s.State == supervisor.Running:
 				serving[s.Name] = s.Generation
-			case known:
+			case known && s.Kind == storage.Kind:
 				serving[s.Name] = before
 			}
 		}
@@ -214,9 +190,6 @@ func (c *Catalog) AwaitStorage(ctx context.Context, seen map[string]uint64) (ser
 	})
 	return serving, err
 }
-
-// deviceKind has no preferred plugin: each device plugin reports its own devices.
-var deviceKind = kind[device.Client]{name: "device", protocol: device.Kind, client: device.NewClient}
 
 // AwaitDevicePlugins waits until the names of the device plugins differ from seen, or the names of the plugins
 // that have not come up yet (any of which may be of that kind) differ from unknown. It returns both lists, sorted.
@@ -248,5 +221,5 @@ func (c *Catalog) Device(ctx context.Context, name string) (client device.Client
 func (c *Catalog) DoDevice(ctx context.Context, name string,
 	fn func(ctx context.Context, client device.Client) error,
 ) error {
-	return do(ctx, c, deviceKind, name, fn)
+	return Do(ctx, c, deviceKind, name, fn)
 }

@@ -331,11 +331,12 @@ func TestWhichStoragePluginsServe(t *testing.T) {
 	p := &plugins{list: []supervisor.Status{
 		{Name: "a", Kind: storage.Kind, State: supervisor.Running, Generation: 3},
 		{Name: "new", Kind: storage.Kind, State: supervisor.BackingOff, Generation: 1},
-		{Name: "down", State: supervisor.BackingOff, Generation: 8},
+		{Name: "down", Kind: storage.Kind, State: supervisor.BackingOff, Generation: 8},
+		{Name: "awaited", State: supervisor.BackingOff},
 		{Name: "d", Kind: device.Kind, State: supervisor.Running, Generation: 1},
 	}}
 	want := map[string]uint64{"a": 3, "down": 7}
-	got, err := New(p).AwaitStorage(t.Context(), map[string]uint64{"a": 2, "down": 7, "removed": 1})
+	got, err := New(p).AwaitStorage(t.Context(), map[string]uint64{"a": 2, "down": 7, "removed": 1, "awaited": 1})
 	if err != nil || !maps.Equal(got, want) {
 		t.Errorf("got %v, %v; want %v", got, err, want)
 	}

@@ -18,14 +18,16 @@ type Use struct {
 	Kind string
 	// Plugin is the plugin that it names; empty: the preferred one of the kind, or the only one.
 	Plugin string
+	// Brought says that it is a driver which that plugin brings itself.
+	Brought bool
 	// Optional is set where workloads may never need it.
 	Optional bool
 }
 
 // preferred are the plugins that are used where none is named, by kind.
 var preferred = map[string]string{
-	storageKind.protocol: storageKind.preferred, identityKind.protocol: identityKind.preferred,
-	registrationKind.protocol: registrationKind.preferred, bootstrapKind.protocol: bootstrapKind.preferred,
+	storageKind.protocol: storageKind.preferred, Identity.protocol: Identity.preferred,
+	Registration.protocol: Registration.preferred, Bootstrap.protocol: Bootstrap.preferred,
 }
 
 // ErrNotServed says that no plugin can serve a use.
@@ -59,7 +61,7 @@ func (u Use) Check(all []supervisor.Status) error {
 	}
 	n := slices.IndexFunc(all, func(s supervisor.Status) bool { return s.Name == u.Plugin })
 	switch {
-	case n < 0:
+	case n < 0 || all[n].Missing:
 		return fmt.Errorf("%s names plugin %q: %w: put its file into plugin_dir (see: pannier plugin list)", u.Of, u.Plugin,
 			ErrNotServed)
 	case all[n].DuplicateOf != "":

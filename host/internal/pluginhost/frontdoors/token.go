@@ -127,7 +127,8 @@ func (d *Doors) API(w http.ResponseWriter, r *http.Request, plugin string) {
 	}
 	secret, err := d.secret(r.Context(), plugin, access)
 	if errors.Is(err, ledger.ErrPolicyNotFound) {
-		refuse(w, r, &noPolicy{access.Policy, err})
+		refuse(w, r, fmt.Errorf("%w: there is no policy %q: pannier acl policy apply %s FILE, then pannier agent reload",
+			ledger.ErrPolicyNotFound, access.Policy, printable.Argument(access.Policy)))
 		return
 	}
 	if err != nil {
@@ -136,19 +137,6 @@ func (d *Doors) API(w http.ResponseWriter, r *http.Request, plugin string) {
 	}
 	d.backend.API(w, r, plugin, secret)
 }
-
-// noPolicy is that the policy of a plugin's api block does not exist.
-type noPolicy struct {
-	name string
-	error
-}
-
-func (e *noPolicy) Error() string {
-	return fmt.Sprintf("there is no policy %q: pannier acl policy apply %s FILE, then pannier agent reload", e.name,
-		printable.Argument(e.name))
-}
-
-func (e *noPolicy) Unwrap() error { return e.error }
 
 // refuse writes an error. If that fails the caller is gone.
 func refuse(w http.ResponseWriter, r *http.Request, err error) {

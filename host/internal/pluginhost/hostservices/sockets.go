@@ -267,34 +267,31 @@ func handOver(ctx context.Context, conn grpc.ClientConnInterface) (map[string]*o
 	defer l.Close()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
-	type answer struct {
-		files []*os.File
-		err   error
-	}
-	received := make(chan answer, 1)
-	go func() { // ends with the listener
-		files, err := receive(l, nonce)
-		received <- answer{files, err}
-	}()
+	var got []*os.File
+	var failed error
+	var receiving sync.WaitGroup
+	receiving.Go(func() { got, failed = receive(l, nonce) }) // ends with the listener
 	res, err := pluginv1.NewHostServiceClient(conn).HandOver(ctx,
 		&pluginv1.HandOverRequest{Socket: name, Nonce: nonce})
 	if err != nil {
 		_ = l.Close()
-		closeAll((<-received).files)
-		return nil, err
 	}
-	got := <-received
-	if got.err != nil || len(got.files) != len(res.GetNames()) {
-		closeAll(got.files)
-		return nil, errors.Join(got.err, fmt.Errorf("it sent %d sockets and names %d", len(got.files), len(res.GetNames())))
+	receiving.Wait()
+	if err == nil && (failed != nil || len(got) != len(res.GetNames())) {
+		err = errors.Join(failed, fmt.Errorf("it sent %d sockets and names %d", len(got), len(res.GetNames())))
 	}
 	files := map[string]*os.File{}
 	for n, name := range res.GetNames() {
-		if files[name] != nil {
-			closeAll(got.files)
-			return nil, fmt.Errorf("it sent the socket %q twice", name)
+		if err == nil && files[name] != nil {
+			err = fmt.Errorf("it sent the socket %q twice", name)
 		}
-		files[name] = got.files[n]
+		if err == nil {
+			files[name] = got[n]
+		}
+	}
+	if err != nil {
+		closeAll(got)
+		return nil, err
 	}
 	return files, nil
 }

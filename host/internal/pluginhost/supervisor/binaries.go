@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/host/internal/system/signing"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 // binaries are those that a plugin may run from: its files in the plugin directory, and the copies that are kept.
@@ -29,8 +30,14 @@ type binaries struct {
 // one before it. A file that cannot be run now, which the status then shows, does not replace the copy that served.
 func (i *binaries) choose() (managed.Source, error) {
 	src, problems, err := i.candidate()
-	if now := i.versions(); !slices.Equal(now, i.snapshot().Versions) {
+	now := i.versions()
+	if !slices.Equal(now, i.snapshot().Versions) {
 		i.set("", "", func(s *Status) { s.Versions = now })
+	}
+	is := func(v Version) bool { return v.SHA256 == i.tried && v.File != "" }
+	if i.tried != "" && i.current.Load() != nil && !slices.ContainsFunc(now, is) {
+		i.tried = "" // its file is gone
+		i.set("", "", func(s *Status) { s.LastError = "" })
 	}
 	if slices.ContainsFunc(problems, isWriting) { // the directory does not change when the writer closes the file
 		i.procs.RecheckIn(settleTime)
@@ -51,7 +58,7 @@ func (i *binaries) choose() (managed.Source, error) {
 		if text == "" {
 			what = ""
 		}
-		i.set(what, text, func(s *Status) { s.FileProblem = text })
+		i.set(what, text, func(s *Status) { s.FileProblem, s.Mend = text, mend(errors.Join(problems...)) })
 	}
 	return src, err
 }
@@ -77,13 +84,28 @@ func (i *binaries) candidate() (src managed.Source, problems []error, err error)
 		}})
 	}
 	src, more, err := i.procs.Candidate(all)
-	if len(files) == 0 {
-		m := &missing{name: i.name, dir: i.sup.cfg.PluginDir, kept: i.procs.Kept() != nil}
-		if more = append(more, m); src == (managed.Source{}) {
-			err = m
-		}
+	wrong := i.sup.found.wrong()
+	if wrong == nil && len(files) == 0 {
+		wrong = &missing{name: i.name, dir: i.sup.cfg.PluginDir, kept: i.procs.Kept() != nil}
+	}
+	if wrong != nil {
+		problems = append(problems, wrong)
+	}
+	if src == (managed.Source{}) && err == nil {
+		err = wrong
 	}
 	return src, append(problems, more...), err
+}
+
+// mend returns the command that mends what an error says; empty: no single one does.
+func mend(err error) string {
+	if m := (*trusted.Error)(nil); errors.As(err, &m) {
+		return m.Command
+	}
+	if m := (*missing)(nil); errors.As(err, &m) {
+		return "pannier agent plugin install SOURCE " + m.name
+	}
+	return ""
 }
 
 // missing says that the plugin directory has no file of a plugin.

@@ -41,30 +41,20 @@ const canaryReason = "it is or was a canary that is not promoted"
 
 // Canary is a generation that gets a part of the calls.
 type Canary struct {
-	Generation uint64
-	Version    string
-	SHA256     string
-	PID        int
-	StartedAt  time.Time // when it began to get calls
-	Percent    int       // its part of the calls
-	Users      int       // callers that hold it
-	// Calls are those that it has answered, and FailedCalls how many of them failed (see Status).
-	Calls, FailedCalls int
-	// ServingCalls are those that the current generation has answered meanwhile, and ServingFailed how many of them
-	// failed.
-	ServingCalls, ServingFailed int
+	Side
+	PID       int
+	StartedAt time.Time // when it began to get calls
+	Percent   int       // its part of the calls
+	Users     int       // callers that hold it
+	Serving   Side      // the current generation, with what it has answered meanwhile
 }
 
 // snapshot describes a canary beside the generation that serves.
 func (c *canary) snapshot(serving *generation) *Canary {
-	s := &Canary{
-		Generation: c.gen.Run.Number, Version: c.gen.Run.Version, SHA256: c.gen.Run.SHA256, PID: c.gen.PID(),
-		StartedAt: c.began, Percent: c.share, Users: c.gen.Count(),
+	return &Canary{
+		Side: c.gen.Side(), PID: c.gen.PID(), StartedAt: c.began, Percent: c.share, Users: c.gen.Count(),
+		Serving: c.beside(serving),
 	}
-	s.Calls, s.FailedCalls = c.gen.Calls()
-	beside := c.beside(serving)
-	s.ServingCalls, s.ServingFailed = beside.Calls, beside.FailedCalls
-	return s
 }
 
 // beside describes the generation that serves, with its calls since the canary began; empty once that is the canary.
@@ -72,7 +62,7 @@ func (c *canary) beside(serving *generation) Side {
 	if serving == c.gen {
 		return Side{}
 	}
-	s := serving.side()
+	s := serving.Side()
 	if serving.Run.Number == c.from { // else another one has taken over meanwhile
 		s.Calls, s.FailedCalls = s.Calls-c.base.calls, s.FailedCalls-c.base.failed
 	}
@@ -130,10 +120,10 @@ func (i *instance) startCanary(ctx context.Context, gen *generation, percent int
 	}
 	i.use(src.SHA256)
 	defer i.use(gen.Run.SHA256)
-	swap := Swap{At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: src.SHA256}, Overlap: true, Canary: percent}
+	swap := Swap{At: time.Now().UTC(), From: gen.Side(), To: Side{SHA256: src.SHA256}, Overlap: true, Canary: percent}
 	p, err := i.procs.Try(ctx, gen.Process, src)
 	if err == nil {
-		p.Run.Canary, swap.To = percent, of(p).side()
+		p.Run.Canary, swap.To = percent, of(p).Side()
 		i.rec.Refuse(src.SHA256, canaryReason)
 		if err = i.rec.save(i.sup.dir); err != nil {
 			i.rec.Refused = was.Refused
@@ -195,7 +185,7 @@ func (i *instance) endCanary(ctx context.Context, gen *generation, why string, g
 		delete(i.rec.Refused, gen.Run.SHA256)
 	}
 	i.rec.Swapped(Swap{
-		At: time.Now().UTC(), From: c.beside(gen), To: c.gen.side(), Took: time.Since(c.began), Canary: c.share, Error: why,
+		At: time.Now().UTC(), From: c.beside(gen), To: c.gen.Side(), Took: time.Since(c.began), Canary: c.share, Error: why,
 	})
 	i.holds(gen.identity)
 	err := i.rec.save(i.sup.dir)
@@ -223,7 +213,7 @@ func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grac
 	next, was := c.gen, i.rec
 	if calls, _ := next.Calls(); calls == 0 {
 		return nil, fmt.Errorf("%w: it has answered no call yet: wait until it has, or let the file take over without: pannier "+
-			"plugin rollback %s && pannier plugin swap %s", ErrCanary, i.name, i.name)
+			"plugin rollback %[2]s && pannier plugin unpin %[2]s && pannier plugin swap %[2]s", ErrCanary, i.name)
 	}
 	i.use(next.Run.SHA256)
 	i.rec.Refused = maps.Clone(i.rec.Refused)
@@ -236,7 +226,7 @@ func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grac
 	c.watching.Wait()
 	next.isCanary = false
 	next.outcomes.follows(gen.outcomes.tallies())
-	swap := Swap{At: time.Now().UTC(), From: c.beside(gen), To: next.side(), Overlap: true, Canary: c.share}
+	swap := Swap{At: time.Now().UTC(), From: c.beside(gen), To: next.Side(), Overlap: true, Canary: c.share}
 	err := i.procs.Promote(ctx, gen.Process, next.Process, c.src, &swap, grace)
 	if err != nil && !errors.Is(err, managed.ErrNotSaved) { // it has ended
 		i.rec.Pinned, i.rec.Refused = was.Pinned, was.Refused
@@ -251,7 +241,7 @@ func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grac
 func (i *instance) endedWithHost(gen *generation, run *managed.Run) {
 	const why = "the agent was started again"
 	i.rec.Swapped(Swap{
-		At: time.Now().UTC(), From: gen.side(), Canary: run.Canary, Error: why,
+		At: time.Now().UTC(), From: gen.Side(), Canary: run.Canary, Error: why,
 		To: Side{Generation: run.Number, Version: run.Version, SHA256: run.SHA256},
 	})
 	run.Canary = 0

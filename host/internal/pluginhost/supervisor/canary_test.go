@@ -73,10 +73,10 @@ func TestCanary(t *testing.T) {
 	}
 	st = status(t, s, "fixture")
 	if n := by[strconv.Itoa(c.PID)]; n < 30 || n > 130 || by[strconv.Itoa(first.PID)] != 400-n || st.Canary.Calls != n ||
-		st.Canary.ServingCalls != 800-n {
+		st.Canary.Serving.Calls != 800-n {
 		t.Errorf("of 400 calls, %v were answered by the canary %d; %+v", by, c.PID, st.Canary)
 	}
-	if _, err := s.Swap(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrCanary) {
+	if _, err := s.Swap(within(t), "fixture", "", nil); !errors.Is(err, supervisor.ErrCanary) {
 		t.Errorf("swapped beside a canary: %v", err)
 	}
 	if _, err := s.Canary(within(t), "fixture", 1); !errors.Is(err, supervisor.ErrCanary) {
@@ -262,6 +262,28 @@ func TestACanaryServesOnlyWhenPromoted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A canary that has answered nothing is not promoted. The error names the commands with which its binary serves all the
+// same.
+func TestABinaryServesWithoutBeingPromoted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.pinned("good")
+	w.canary(s, 50)
+	_, err := s.Promote(within(t), "fixture", nil)
+	if !errors.Is(err, supervisor.ErrCanary) || !strings.HasSuffix(err.Error(),
+		"pannier plugin rollback fixture && pannier plugin unpin fixture && pannier plugin swap fixture") {
+		t.Errorf("promoted: %v", err)
+	}
+	_, err = s.Rollback(within(t), "fixture", "", nil)
+	w.must(err)
+	_, err = s.Unpin(within(t), "fixture")
+	w.must(err)
+	if st, err := s.Swap(within(t), "fixture", "", nil); err != nil || st.Version != "1.3.0" {
+		t.Errorf("swapped: %v, %+v", err, st)
+	}
+	w.settled(s)
 }
 
 // When another binary takes over, or the process that serves is lost, there is no canary any more.

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,21 +68,14 @@ type Config struct {
 	Dial func(plugin string, generation uint64) []grpc.DialOption
 }
 
-// Services serves the processes of plugins (package hostservices).
+// Services serves the processes of plugins. Package hostservices says what each method does.
 type Services interface {
-	// Listeners returns the listening sockets that a process is started with, and their names. With open, those that
-	// are not open are opened. They are the process's until Release.
 	Listeners(ctx context.Context, plugin, token string, wanted []Socket, open bool) (names []string, files []*os.File,
 		err error)
-	// Adopt takes the listening sockets from a process that an earlier host has started.
 	Adopt(ctx context.Context, plugin, token string, wanted []Socket, conn grpc.ClientConnInterface) error
-	// Prove makes the sockets of a process those of the plugin: it serves now.
 	Prove(plugin, token string, wanted []Socket) error
-	// Release closes the sockets that only a process had, which has ended; without a token, those of the plugin.
 	Release(plugin, token string) error
-	// Attach serves a process of a plugin over its connection until that is closed. It must not block.
 	Attach(plugin string, conn *grpc.ClientConn)
-	// Forget removes what is kept for a plugin, which has no process any more.
 	Forget(plugin string) error
 }
 
@@ -140,21 +134,11 @@ const defaultKeepVersions = 3
 var goodName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`) })
 
 func (c Config) withDefaults() Config {
-	def := func(d *time.Duration, value time.Duration) {
-		if *d == 0 {
-			*d = value
-		}
-	}
-	def(&c.OrphanTimeout, 10*time.Minute)
-	def(&c.StartTimeout, 10*time.Second)
-	def(&c.StopTimeout, 10*time.Second)
-	def(&c.DrainTimeout, 5*time.Minute)
-	def(&c.RollbackWindow, 30*time.Second)
+	c.OrphanTimeout, c.DrainTimeout = cmp.Or(c.OrphanTimeout, 10*time.Minute), cmp.Or(c.DrainTimeout, 5*time.Minute)
+	c.StartTimeout, c.StopTimeout = cmp.Or(c.StartTimeout, 10*time.Second), cmp.Or(c.StopTimeout, 10*time.Second)
+	c.RollbackWindow = cmp.Or(c.RollbackWindow, 30*time.Second)
 	if c.Services == nil {
 		c.Services = noServices{}
-	}
-	if c.Confirmed == nil {
-		c.Confirmed = managed.Confirmed()
 	}
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()

@@ -11,6 +11,9 @@ func (s *Supervisor) SetPatience(silence, unwell time.Duration) {
 	s.silence, s.unwell = silence, unwell
 }
 
+// SetLook changes how often the plugin directory is looked at.
+func (s *Supervisor) SetLook(every time.Duration) { s.look = every }
+
 // SetSync changes how copies of binaries are written to the disk.
 func (s *Supervisor) SetSync(sync func(path string) error) { s.store.Sync = sync }
 

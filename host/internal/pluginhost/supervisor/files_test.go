@@ -5,14 +5,20 @@ import (
 	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
+	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // The plugin directory's file is overwritten in place. The running process, and a restarted one, still use the
@@ -157,6 +163,39 @@ func TestDeepDataDirectory(t *testing.T) {
 	if dir := filepath.Dir(record.Runs[0].Dir); !gone(dir) {
 		t.Errorf("%s is left", dir)
 	}
+}
+
+// Changes of a plugin directory are seen where the file system reports none: they are made behind a FUSE file system.
+func TestDirectoryWithoutEvents(t *testing.T) {
+	testbin.RequireRoot(t, "a plugin directory whose file system reports no changes")
+	t.Parallel()
+	w := newWorld(t)
+	cfg := w.cfg
+	cfg.PluginDir = filepath.Join(filepath.Dir(w.cfg.PluginDir), "mounted")
+	w.must(os.Mkdir(cfg.PluginDir, 0o755))
+	ready, up, err := os.Pipe()
+	w.must(err)
+	server := exec.Command(testbin.BuildDir(t, filepath.Join(testbin.Root(), "test/suite/fusedriver")), "mount",
+		w.cfg.PluginDir, cfg.PluginDir)
+	server.ExtraFiles, server.Stderr = []*os.File{up}, w.log
+	w.must(server.Start())
+	w.must(up.Close())
+	t.Cleanup(func() {
+		w.must(unix.Unmount(cfg.PluginDir, unix.MNT_DETACH))
+		w.must(server.Wait())
+	})
+	if text, err := io.ReadAll(ready); err != nil || string(text) != "ready" {
+		t.Fatalf("the file system says %q, %v", text, err)
+	}
+	w.must(ready.Close())
+	s := supervisor.New(cfg)
+	s.SetLook(20 * time.Millisecond)
+	w.must(s.Open(t.Context()))
+	t.Cleanup(func() { s.Close() })
+	mustCall(t, s, "fixture", "")
+	w.put("fixture", "good", "1.3.0")
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
+	w.settled(s)
 }
 
 func gone(path string) bool {

@@ -37,9 +37,7 @@ type generation struct {
 }
 
 // describe describes a generation in messages.
-func (g *generation) describe() string {
-	return describe(Side{Generation: g.Run.Number, Version: g.Run.Version, SHA256: g.Run.SHA256})
-}
+func (g *generation) describe() string { return describe(g.Side()) }
 
 func describe(s Side) string {
 	return fmt.Sprintf("generation %d (version %s, sha256 %.12s)", s.Generation, s.Version, s.SHA256)
@@ -47,12 +45,6 @@ func describe(s Side) string {
 
 // Calls returns how many calls it has answered, and how many of them failed.
 func (g *generation) Calls() (calls, failed int) { return g.outcomes.answered() }
-
-func (g *generation) side() Side {
-	s := Side{Generation: g.Run.Number, Version: g.Run.Version, SHA256: g.Run.SHA256}
-	s.Calls, s.FailedCalls = g.Calls()
-	return s
-}
 
 // Drain waits until a retired generation has no users: up to grace or, without it, DrainTimeout, but StopTimeout if the
 // process is unwell or does not answer. Calls that are left then are given up.

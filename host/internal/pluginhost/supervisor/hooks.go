@@ -115,12 +115,10 @@ func (i *instance) startFailed(src managed.Source, err error) bool {
 
 // stops says whether the process ends with this instance.
 func (i *instance) stops(p *managed.Process) bool {
-	select {
-	case <-i.sup.cfg.Confirmed:
-		return i.stopsPlugin()
-	default:
+	if !managed.IsConfirmed(i.sup.cfg.Confirmed) {
 		return p != nil && !p.Found
 	}
+	return i.sup.stops.Load() || i.removed.Load()
 }
 
 // inherited reads the last events of a process that an earlier host has left, and ends it.
@@ -142,21 +140,23 @@ func (i *instance) report(e managed.Event) {
 		}
 		i.announce(gen, how, gen.describe()+" is up")
 	case managed.Waking:
-		i.set("", "", func(s *Status) { s.State, s.NextTry = Starting, time.Time{} })
+		i.set("", "", waking)
 	case managed.Swapped:
 		i.swapped(gen, e.Swap)
 	case managed.NotSwapped:
 		i.holds(gen.identity)
-		what := EventSwapFailed
-		if e.Retried {
-			what = "" // it is reported
-		}
 		copyRecord := i.copyRecord()
-		i.set(what, fmt.Sprintf("generation %d goes on: %v", gen.Run.Number, e.Err), func(s *Status) {
+		if e.Retried { // ConfigProblem says why
+			i.set("", "", copyRecord)
+			return
+		}
+		i.tried = e.Swap.To.SHA256
+		i.set(EventSwapFailed, fmt.Sprintf("generation %d goes on: %v", gen.Run.Number, e.Err), func(s *Status) {
 			s.LastError = e.Err.Error()
 			copyRecord(s)
 		})
 	case managed.RolledBack:
+		i.tried = ""
 		i.set(EventRolledBack, fmt.Sprintf("%s ended soon after it had taken over, the version before it is started: %v",
 			gen.describe(), e.Err), func(s *Status) {
 			s.State, s.LastError, s.PID = Starting, e.Err.Error(), 0
@@ -184,6 +184,9 @@ func (i *instance) report(e managed.Event) {
 	}
 }
 
+// waking shows that a process is started now.
+func waking(s *Status) { s.State, s.NextTry = Starting, time.Time{} }
+
 // swapped reports that gen serves instead of another one.
 func (i *instance) swapped(gen *generation, swap *Swap) {
 	what, why := EventSwapped, ""
@@ -208,6 +211,9 @@ func (i *instance) startNow() {
 // waits reports why no process runs, and when the next one is started.
 func (i *instance) waits(what EventType, e managed.Event) {
 	state := BackingOff
+	if i.tried = ""; what == EventFailed {
+		i.tried = "a start"
+	}
 	if errors.As(e.Err, &managed.Permanent{}) {
 		state = Failed
 	}
@@ -220,7 +226,7 @@ func (i *instance) waits(what EventType, e managed.Event) {
 	}
 	i.set(what, e.Err.Error(), func(s *Status) {
 		s.State, s.LastError, s.NextTry, s.PID, s.Message = state, e.Err.Error(), time.Now().Add(e.Wait), 0, ""
-		s.DuplicateOf = rival
+		s.DuplicateOf, s.Mend = rival, mend(e.Err)
 		if what == EventEnded {
 			s.Restarts++
 		}

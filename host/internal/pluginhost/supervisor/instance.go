@@ -26,6 +26,7 @@ type instance struct {
 	wanted   Plugin          // its configuration
 	spec     Plugin          // the same, with the settings of its processes (see settings.go)
 	unfit    map[string]bool // the copies for which the settings of wanted are refused
+	tried    string          // the copy of the attempt that LastError is of; empty: of the end of a process
 	path     string          // of a file that is only verified
 	log      hclog.Logger
 	logPath  string
@@ -110,14 +111,15 @@ func (i *instance) announce(gen *generation, how EventType, message string) {
 		if !i.unfit[gen.Run.SHA256] {
 			s.ConfigProblem = ""
 		}
-		if how == EventSwapped {
-			s.LastError = "" // of what was replaced
+		if how != EventStarted || i.tried != "" {
+			s.LastError = "" // of what was replaced, or of an earlier attempt
 		}
 		copyRecord(s)
 		if c := i.canary.Load(); c != nil && c.gen == gen {
 			i.canary.Store(nil) // it was promoted: whoever sees that there is none sees the swap
 		}
 	})
+	i.tried = ""
 	gen.report(gen.firstHealth)
 	if err := i.sup.collect(); err != nil {
 		i.log.Warn("old copies of plugins could not be removed", "error", err)
@@ -132,9 +134,6 @@ func (i *instance) copyRecord() func(*Status) {
 		s.Refused, s.Swaps = maps.Clone(i.rec.Refused), slices.Clone(i.rec.Swaps)
 	}
 }
-
-// stopsPlugin says whether the process ends with this instance.
-func (i *instance) stopsPlugin() bool { return i.sup.stopsPlugins() || i.removed.Load() }
 
 func errorText(err error) string {
 	if err == nil {

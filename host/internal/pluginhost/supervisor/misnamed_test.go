@@ -12,7 +12,8 @@ import (
 )
 
 // A file whose name has another version than its process reports does not take over, even if it is what serves, and
-// the plugin comes up again beside it. An error is gone from the status once another version has taken over.
+// the plugin comes up again beside it. An error is gone from the status once its file is gone, or another version has
+// taken over.
 func TestFileOfAnotherVersion(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -26,6 +27,9 @@ func TestFileOfAnotherVersion(t *testing.T) {
 		t.Errorf("status %+v; want an error with %q", st, says)
 	}
 
+	w.must(os.Remove(w.path("fixture_v2.0.0")))
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.LastError == "" })
+	w.put("fixture_v2.0.0", "good", "1.8.0")
 	copyFile(t, w.path("fixture"), w.path("fixture_v3.0.0.tmp"))
 	w.must(os.Rename(w.path("fixture_v3.0.0.tmp"), w.path("fixture_v3.0.0")))
 	problem := w.path("fixture_v3.0.0") + ": the plugin's version is 1.2.3"

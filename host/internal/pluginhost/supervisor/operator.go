@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/pannier/pannier/host/internal/managed"
@@ -23,22 +25,23 @@ var (
 )
 
 // Swap lets the binary that should run take over now: the highest allowed version in the plugin directory, even if it
-// or its configuration was refused before. The calls of the old process are given up after grace; nil: after 5
-// minutes, or 10 seconds if it is unhealthy or does not answer. It returns the status when the file's binary serves,
-// also if it did before: the host may have seen the file first. Errors: ErrUnknown; ErrNoSwap if what serves goes on,
-// since it is pinned or there is no file that can run; ErrCanary if there is a canary; why the new process could not
-// take over, in which case the old one still serves.
-func (s *Supervisor) Swap(ctx context.Context, name string, grace *time.Duration) (Status, error) {
-	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
+// or its configuration was refused before; with sha, of the refused ones only that. The calls of the old process are
+// given up after grace; nil: after 5 minutes, or 10 seconds if it is unhealthy or does not answer. It returns the
+// status when the file's binary serves, also if it did before: the host may have seen the file first. Errors:
+// ErrUnknown; ErrNoSwap if what serves goes on, since it is pinned or there is no file that can run; ErrCanary if there
+// is a canary; why the new process did not come up or could not take over, in which case the old one still serves.
+func (s *Supervisor) Swap(ctx context.Context, name, sha string, grace *time.Duration) (Status, error) {
+	return s.requestUp(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		if err := i.noCanary(); err != nil {
 			return nil, err
 		}
-		i.rec.Refused = nil
+		i.rec.Refused = maps.Clone(i.rec.Refused)
+		maps.DeleteFunc(i.rec.Refused, func(other, _ string) bool { return sha == "" || sha == other })
 		clear(i.unfit)
 		next, err := i.settle(ctx, gen, grace)
 		if errors.Is(err, ErrNoSwap) {
 			src, problems, _ := i.binaries.candidate()
-			if src.Path != "" && len(problems) == 0 {
+			if src.Path != "" && len(problems) == 0 || gen.Run.SHA256 == sha {
 				return nil, nil
 			}
 			err = errors.Join(append([]error{err}, problems...)...)
@@ -51,7 +54,7 @@ func (s *Supervisor) Swap(ctx context.Context, name string, grace *time.Duration
 // no process is started at once. Errors: ErrUnknown; why the new process could not take over, in which case the old
 // one still serves.
 func (s *Supervisor) Restart(ctx context.Context, name string, grace *time.Duration) (Status, error) {
-	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
+	return s.requestUp(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*managed.Process, error) {
 		if gen == nil {
 			return nil, nil
 		}
@@ -75,7 +78,7 @@ func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.
 		if err := i.noCanary(); err != nil {
 			return nil, err
 		}
-		back, serves := i.rec.LastGood, i.procs.LastTried()
+		back, serves := i.rec.LastGood, i.procs.LastTried
 		if gen != nil {
 			serves = gen.Run.SHA256
 		}
@@ -192,7 +195,10 @@ func (i *instance) settle(ctx context.Context, gen *generation, grace *time.Dura
 	}
 	next, err := i.procs.Replace(ctx, gen.Process, grace)
 	if errors.Is(err, managed.ErrSame) {
-		return nil, fmt.Errorf("%w: %s runs already", ErrNoSwap, gen.describe())
+		err = fmt.Errorf("%w: %s runs already", ErrNoSwap, gen.describe())
+		if i.rec.Pinned != "" {
+			err = fmt.Errorf("%w, to which the plugin is pinned: run pannier plugin unpin %s", err, i.name)
+		}
 	}
 	return next, err
 }
@@ -206,10 +212,12 @@ func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*managed.
 	return next, err
 }
 
-// request passes an operator's request to the instance and waits until it is done.
-func (s *Supervisor) request(ctx context.Context, name string,
-	do func(context.Context, *instance, *generation) (*managed.Process, error),
-) (Status, error) {
+// order is what an operator asks of a plugin, which the set's goroutine does; gen serves, or is nil. It returns the
+// process that serves then, if that is another one.
+type order func(ctx context.Context, i *instance, gen *generation) (next *managed.Process, err error)
+
+// request passes an operator's order to the instance and waits until it is done.
+func (s *Supervisor) request(ctx context.Context, name string, do order) (Status, error) {
 	s.rescan()
 	i := s.instance(name)
 	if i == nil {
@@ -218,12 +226,33 @@ func (s *Supervisor) request(ctx context.Context, name string,
 	return s.order(ctx, i, do)
 }
 
+// requestUp is request for a plugin that is to serve then: if it had no process, it waits until one has come up.
+func (s *Supervisor) requestUp(ctx context.Context, name string, do order) (Status, error) {
+	st, err := s.request(ctx, name, do)
+	if err != nil || st.State != Starting {
+		return st, err
+	}
+	err = s.Await(ctx, func(all []Status) bool {
+		n := slices.IndexFunc(all, func(now Status) bool { return now.Name == name })
+		if n >= 0 {
+			st = all[n]
+		}
+		return n < 0 || st.State != Starting
+	})
+	if err == nil && st.PID == 0 {
+		err = fmt.Errorf("plugin %q: %s", name, st.LastError)
+	}
+	return st, err
+}
+
 // order is request for an instance.
-func (s *Supervisor) order(ctx context.Context, i *instance,
-	do func(context.Context, *instance, *generation) (*managed.Process, error),
-) (Status, error) {
+func (s *Supervisor) order(ctx context.Context, i *instance, do order) (Status, error) {
 	err := i.procs.Do(ctx, func(ctx context.Context, p *managed.Process) (*managed.Process, error) {
-		return do(ctx, i, of(p))
+		next, err := do(ctx, i, of(p))
+		if p == nil && err == nil {
+			i.set("", "", waking)
+		}
+		return next, err
 	})
 	switch {
 	case errors.Is(err, managed.ErrStopped) && s.closed():

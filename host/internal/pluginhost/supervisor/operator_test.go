@@ -82,7 +82,7 @@ func TestStopWithHost(t *testing.T) {
 	w.cfg.StopPlugins = false
 	s := w.open()
 	mustCall(t, s, "fixture", "")
-	s.StopWithHost()
+	s.StopWithHost(true)
 	w.must(s.Close())
 	if pids := w.pids(); len(pids) != 0 {
 		t.Errorf("processes %v are left", pids)

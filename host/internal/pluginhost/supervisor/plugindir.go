@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-version"
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/system/signing"
@@ -37,19 +37,36 @@ type directory struct {
 	path      string
 	mu        sync.RWMutex
 	byName    map[string][]file
+	problem   error       // why the directory cannot be used, or not fully
 	unsettled atomic.Bool // it has just changed
 }
 
-// read reads the directory again. skipped is called for each file that looks like a plugin but cannot be one.
+// read reads the directory again. skipped is called for each file that looks like a plugin but cannot be one. On an
+// error the directory has no files.
 func (d *directory) read(skipped func(file, reason string)) error {
 	found, err := discover(d.path, skipped)
-	if err != nil {
-		return err
+	problem := err
+	var fs unix.Statfs_t
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		problem, err = &trusted.Error{Path: d.path, At: d.path, Why: "does not exist", Command: "mkdir -p " + d.path}, nil
+	case err == nil && unix.Statfs(d.path, &fs) == nil && fs.Flags&unix.ST_NOEXEC != 0:
+		problem = &trusted.Error{
+			Path: d.path, At: d.path, Why: "is on a mount with the option noexec, so that no plugin can be installed",
+			Command: "mount -o remount,exec $(findmnt -no TARGET -T " + d.path + ")",
+		}
 	}
 	d.mu.Lock()
-	d.byName = found
-	d.mu.Unlock()
-	return nil
+	defer d.mu.Unlock()
+	d.byName, d.problem = found, problem
+	return err
+}
+
+// wrong returns what is wrong with the directory.
+func (d *directory) wrong() error {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.problem
 }
 
 // files returns the files of one plugin, the highest version first.
@@ -72,7 +89,7 @@ func (d *directory) startable() (names []string) {
 }
 
 // watch calls changed whenever something in the directory, or in a directory that a link in it leads to, has changed.
-func (d *directory) watch(ctx context.Context, changed func()) {
+func (d *directory) watch(ctx context.Context, every time.Duration, changed func()) {
 	managed.WatchFiles(ctx, d.path, func() (paths []string) {
 		d.mu.RLock()
 		defer d.mu.RUnlock()
@@ -82,7 +99,7 @@ func (d *directory) watch(ctx context.Context, changed func()) {
 			}
 		}
 		return paths
-	}, settleTime, lookEvery, func() { d.unsettled.Store(true) }, func() {
+	}, settleTime, every, func() { d.unsettled.Store(true) }, func() {
 		d.unsettled.Store(false)
 		changed()
 	})
@@ -90,13 +107,9 @@ func (d *directory) watch(ctx context.Context, changed func()) {
 
 // discover lists the files of the plugin directory by plugin name, the highest version first and files without a
 // version last. A file that is not executable is listed if its name has no extension: it may belong to a plugin that
-// is known. A directory that does not exist is empty. skipped is called for each file that looks like a plugin but
-// cannot be one.
+// is known. skipped is called for each file that looks like a plugin but cannot be one.
 func discover(dir string, skipped func(file, reason string)) (map[string][]file, error) {
 	if err := trusted.Dir(dir); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
 		return nil, err
 	}
 	entries, err := os.ReadDir(dir)
@@ -164,19 +177,16 @@ const (
 	// settleTime is how long the plugin directory must be unchanged before it is read: a file that is being copied
 	// changes all the time.
 	settleTime = 100 * time.Millisecond
-	// lookEvery is how often the plugin directory is looked at in any case: not every file system reports changes.
-	lookEvery = 5 * time.Second
+	// defaultLook is how often the plugin directory is looked at in any case: not every file system reports changes, and
+	// none reports that it is mounted otherwise.
+	defaultLook = 5 * time.Second
 )
 
 // rescan reads the plugin directory, starts new plugins, and makes all instances check which binary should run.
 func (s *Supervisor) rescan() {
-	err := s.found.read(func(file, reason string) {
+	_ = s.found.read(func(file, reason string) { // the plugins' status says what is wrong with it
 		s.log.Debug("a file of the plugin directory is not used", "file", file, "reason", reason)
 	})
-	if err != nil {
-		s.log.Error("the plugin directory cannot be read", "error", err)
-		return
-	}
 	s.imu.Lock()
 	defer s.imu.Unlock()
 	if s.closed() {

@@ -53,7 +53,7 @@ type Status struct {
 	Degraded  string
 	Canary    *Canary // nil: there is none
 	Message   string
-	LastError string    // why it last ended or did not start
+	LastError string    // why it last ended, did not start, or was not replaced by what is in its file
 	NextTry   time.Time // when it is started again, if BackingOff or Failed
 	Draining  int       // old generations that still finish their calls
 	LastGood  string    // the copy that served before; empty: none
@@ -62,6 +62,10 @@ type Status struct {
 	Versions []Version
 	// FileProblem says what is wrong with the plugin's files in the plugin directory; empty: nothing.
 	FileProblem string
+	// Mend is the command that mends FileProblem or, while there is no process, LastError; empty: no single one does.
+	Mend string
+	// Missing says that it is configured, and has neither an executable file nor a process.
+	Missing bool
 	// ConfigProblem says why a changed configuration is not used, but the one before it; empty: it is used.
 	ConfigProblem string
 	// DebuggedAt is the socket of the process that gets its calls, which its author debugs; empty: none.

@@ -46,11 +46,10 @@ type Supervisor struct {
 	cancel  context.CancelFunc // ends the instances
 	running sync.WaitGroup     // the instances
 
-	silence, unwell time.Duration // shorter in tests
-	busy            managed.BusyRule
+	silence, unwell, look time.Duration // shorter in tests
+	busy                  managed.BusyRule
 
-	stopToo atomic.Bool // StopWithHost
-	leave   atomic.Bool // LeaveWithHost
+	stops   atomic.Bool // StopWithHost
 	closing chan struct{}
 	close   sync.Once
 
@@ -63,12 +62,13 @@ func New(cfg Config) *Supervisor {
 	s := &Supervisor{
 		cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"),
 		found:   directory{path: cfg.PluginDir},
-		silence: defaultSilence, unwell: defaultUnwell, busy: defaultBusy,
+		silence: defaultSilence, unwell: defaultUnwell, look: defaultLook, busy: defaultBusy,
 		closing: make(chan struct{}),
 	}
 	s.store = managed.NewStore(s.dir)
 	s.metrics = newMetrics(s.Status)
 	s.plugins.Store(&cfg.Plugins)
+	s.stops.Store(cfg.StopPlugins || cfg.DieWithHost)
 	return s
 }
 
@@ -152,7 +152,7 @@ func (s *Supervisor) start(parent context.Context, recorded []string) {
 		s.launchInstance(i)
 	}
 	s.imu.Unlock()
-	s.running.Go(func() { s.found.watch(s.ctx, s.rescan) })
+	s.running.Go(func() { s.found.watch(s.ctx, s.look, s.rescan) })
 }
 
 // launch begins the instance of a plugin, whatever instance the plugin had before. The caller holds imu.
@@ -208,17 +208,8 @@ func (s *Supervisor) Close() error {
 	return nil
 }
 
-// StopWithHost makes Close stop the plugins, whatever the configuration says.
-func (s *Supervisor) StopWithHost() { s.stopToo.Store(true) }
-
-// LeaveWithHost makes Close leave the plugins running, whatever the configuration says: the next host is about to find
-// them.
-func (s *Supervisor) LeaveWithHost() { s.leave.Store(true) }
-
-// stopsPlugins says whether Close stops all plugins.
-func (s *Supervisor) stopsPlugins() bool {
-	return !s.leave.Load() && (s.cfg.StopPlugins || s.cfg.DieWithHost || s.stopToo.Load())
-}
+// StopWithHost says whether Close stops the plugins, whatever the configuration says; else the next host finds them.
+func (s *Supervisor) StopWithHost(stop bool) { s.stops.Store(stop) }
 
 // Handle is an acquired generation of a plugin.
 type Handle struct {
@@ -297,6 +288,7 @@ func (s *Supervisor) Status() []Status {
 		if i := s.instance(name); i != nil { // it may have been removed
 			st := i.snapshot()
 			st.DebuggedAt = debuggedAt(s.spec(name))
+			st.Missing = st.PID == 0 && s.configured(name) && !slices.ContainsFunc(s.found.files(name), isExecutable)
 			all = append(all, st)
 		}
 	}
@@ -311,15 +303,4 @@ func debuggedAt(p Plugin) (socket string) {
 		}
 	}
 	return socket
-}
-
-// Missing lists the configured plugins that have no executable file in the plugin directory, and no process.
-func (s *Supervisor) Missing() (names []string) {
-	for _, p := range *s.plugins.Load() {
-		if i := s.instance(p.Name); i != nil && i.snapshot().PID == 0 &&
-			!slices.ContainsFunc(s.found.files(p.Name), isExecutable) {
-			names = append(names, p.Name)
-		}
-	}
-	return names
 }

@@ -68,11 +68,15 @@ func TestConfiguredPluginThatIsNotThere(t *testing.T) {
 	w.configure(supervisor.Plugin{Name: "later"})
 	s := w.open()
 	st := await(t, s, "later", func(st supervisor.Status) bool { return st.State == supervisor.BackingOff })
-	if !strings.Contains(st.LastError, "no such file") {
+	if !strings.Contains(st.LastError, "no such file") || !status(t, s, "later").Missing ||
+		st.Mend != "pannier agent plugin install SOURCE later" {
 		t.Errorf("status: %+v", st)
 	}
 	w.install("later")
 	mustCall(t, s, "later", "")
+	if st := status(t, s, "later"); st.LastError != "" || st.Missing {
+		t.Errorf("it serves, and its status is %+v", st)
+	}
 	if _, err := s.Acquire(t.Context(), "nobody"); !errors.Is(err, supervisor.ErrUnknown) {
 		t.Errorf("acquire an unknown plugin: %v", err)
 	}

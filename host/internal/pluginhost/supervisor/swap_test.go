@@ -240,21 +240,21 @@ func TestOperatorRequests(t *testing.T) {
 	if _, err := s.Rollback(within(t), "fixture", "", nil); !errors.Is(err, supervisor.ErrNoCopy) {
 		t.Errorf("rolled back to nothing: %v", err)
 	}
-	if st, err := s.Swap(within(t), "fixture", nil); err != nil || st.SHA256 != first || st.Generation != 1 {
+	if st, err := s.Swap(within(t), "fixture", "", nil); err != nil || st.SHA256 != first || st.Generation != 1 {
 		t.Errorf("swapped to itself: %v, %+v", err, st)
 	}
 	for n := range 8 { // whether the host has seen the file first or not
 		want := fmt.Sprintf("1.2.%d", 10+n)
 		w.put("fixture", "good", want)
-		if st, err := s.Swap(within(t), "fixture", nil); err != nil || st.Version != want {
+		if st, err := s.Swap(within(t), "fixture", "", nil); err != nil || st.Version != want {
 			t.Errorf("a swap right after the file has come: %v, %+v", err, st)
 		}
 	}
 	w.install("fixture")
-	if st, err := s.Swap(within(t), "fixture", nil); err != nil || st.SHA256 != first {
+	if st, err := s.Swap(within(t), "fixture", "", nil); err != nil || st.SHA256 != first {
 		t.Errorf("swapped back: %v, %+v", err, st)
 	}
-	if _, err := s.Swap(within(t), "nobody", nil); !errors.Is(err, supervisor.ErrUnknown) {
+	if _, err := s.Swap(within(t), "nobody", "", nil); !errors.Is(err, supervisor.ErrUnknown) {
 		t.Errorf("swapped an unknown plugin: %v", err)
 	}
 	w.put("fixture", "good", "1.3.0")
@@ -263,14 +263,14 @@ func TestOperatorRequests(t *testing.T) {
 	if err != nil || st.SHA256 != first {
 		t.Errorf("rolled back: %v, %+v", err, st)
 	}
-	if st, err = s.Swap(within(t), "fixture", nil); err != nil || st.Version != "1.3.0" {
+	if st, err = s.Swap(within(t), "fixture", "", nil); err != nil || st.Version != "1.3.0" {
 		t.Errorf("swapped to what was refused: %v, %+v", err, st)
 	}
 	if st, err = s.Pin(within(t), "fixture", first); err != nil || st.SHA256 != first || st.Pinned != first {
 		t.Errorf("pinned: %v, %+v", err, st)
 	}
 	w.put("fixture", "good", "1.5.0")
-	if _, err := s.Swap(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrNoSwap) {
+	if _, err := s.Swap(within(t), "fixture", "", nil); !errors.Is(err, supervisor.ErrNoSwap) {
 		t.Errorf("a pinned plugin was swapped: %v", err)
 	}
 	if _, err := s.Pin(within(t), "fixture", strings.Repeat("0", 64)); !errors.Is(err, supervisor.ErrNoCopy) {
@@ -278,6 +278,32 @@ func TestOperatorRequests(t *testing.T) {
 	}
 	if st, err = s.Unpin(within(t), "fixture"); err != nil || st.Version != "1.5.0" || st.Pinned != "" {
 		t.Errorf("unpinned: %v, %+v", err, st)
+	}
+	w.settled(s)
+}
+
+// A swap of a plugin that is down waits until it serves, or says why it does not. With a checksum it tries only that
+// binary again, and nothing else that was refused.
+func TestSwapToOneBinary(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.put("fixture", "exit", "1.0.0")
+	s := w.open()
+	if st, err := s.Swap(within(t), "fixture", "", nil); err == nil || !strings.Contains(err.Error(), "the disk is on fire") {
+		t.Errorf("swapped to a program that ends: %v, %+v", err, st)
+	}
+	w.put("fixture", "good", "1.0.0")
+	if st, err := s.Swap(within(t), "fixture", sumOf(t, w.path("fixture")), nil); err != nil || st.Version != "1.0.0" {
+		t.Errorf("swapped while it was down: %v, %+v", err, st)
+	}
+	w.put("fixture_v3.0.0", "good", "3.0.0")
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "3.0.0" })
+	_, err := s.Rollback(within(t), "fixture", "", nil)
+	w.must(err)
+	w.put("fixture_v2.0.0", "good", "2.0.0")
+	second := sumOf(t, w.path("fixture_v2.0.0"))
+	if st, err := s.Swap(within(t), "fixture", second, nil); err != nil || st.SHA256 != second || len(st.Refused) != 1 {
+		t.Errorf("swapped to one binary: %v, %+v", err, st)
 	}
 	w.settled(s)
 }

@@ -241,6 +241,65 @@ func TestAFileIsGone(t *testing.T) {
 	}
 }
 
+// The plugin directory becomes one that cannot be used while the host runs: what serves goes on, and the status and an
+// event say what is wrong, with the command that mends it.
+func TestDirectoryThatCannotBeUsed(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		mount       bool
+		says, mend  string
+		spoil, undo func(dir string) error
+	}{
+		"others may write it": {
+			says: "can be written by its group or by everyone", mend: "chmod go-w ",
+			spoil: func(dir string) error { return unix.Chmod(dir, 0o777) },
+			undo:  func(dir string) error { return unix.Chmod(dir, 0o755) },
+		},
+		"it is gone": {
+			says: "does not exist", mend: "mkdir -p ",
+			spoil: func(dir string) error { return os.Rename(dir, dir+".away") },
+			undo:  func(dir string) error { return os.Rename(dir+".away", dir) },
+		},
+		"nothing on it may be executed": {
+			mount: true, says: "is on a mount with the option noexec", mend: "mount -o remount,exec ",
+			spoil: func(dir string) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_NOEXEC, "") },
+			undo:  func(dir string) error { return unix.Mount("", dir, "", unix.MS_REMOUNT, "") },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			if tc.mount {
+				if os.Geteuid() != 0 {
+					t.Skip("needs root; not covered: a plugin directory with noexec")
+				}
+				w.must(unix.Mount("tmpfs", w.cfg.PluginDir, "tmpfs", 0, "mode=755"))
+				t.Cleanup(func() { w.must(unix.Unmount(w.cfg.PluginDir, unix.MNT_DETACH)) })
+				w.install("fixture")
+			}
+			s := supervisor.New(w.cfg)
+			s.SetLook(20 * time.Millisecond)
+			w.must(s.Open(t.Context()))
+			t.Cleanup(func() { s.Close() })
+			before := mustCall(t, s, "fixture", "")
+			w.must(tc.spoil(w.cfg.PluginDir))
+			st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.FileProblem != "" })
+			if !strings.Contains(st.FileProblem, w.cfg.PluginDir+" "+tc.says) || !strings.HasPrefix(st.Mend, tc.mend) {
+				t.Errorf("status %+v", st)
+			}
+			w.reported("fixture", st.FileProblem)
+			w.must(tc.undo(w.cfg.PluginDir))
+			await(t, s, "fixture", func(st supervisor.Status) bool { return st.FileProblem == "" && st.Mend == "" })
+			if after := mustCall(t, s, "fixture", ""); after["pid"] != before["pid"] {
+				t.Error("it was replaced")
+			}
+			w.put("fixture", "good", "1.3.0")
+			await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
+			w.settled(s)
+		})
+	}
+}
+
 // An operator removes a plugin whose file is gone: nothing of it is left, and the next host does not start it.
 func TestRemove(t *testing.T) {
 	t.Parallel()

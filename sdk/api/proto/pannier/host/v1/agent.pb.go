@@ -2866,6 +2866,9 @@ type Plugin struct {
 	DebuggedAt string `protobuf:"bytes,28,opt,name=debugged_at,json=debuggedAt,proto3" json:"debugged_at,omitempty"`
 	// unused_drivers says which of the drivers that a storage plugin brings are not used, and why.
 	UnusedDrivers []string `protobuf:"bytes,29,rep,name=unused_drivers,json=unusedDrivers,proto3" json:"unused_drivers,omitempty"`
+	// mend is the command that mends what file_problem or, while there is no process, last_error says; empty: no single
+	// one does.
+	Mend          string `protobuf:"bytes,30,opt,name=mend,proto3" json:"mend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3101,6 +3104,13 @@ func (x *Plugin) GetUnusedDrivers() []string {
 		return x.UnusedDrivers
 	}
 	return nil
+}
+
+func (x *Plugin) GetMend() string {
+	if x != nil {
+		return x.Mend
+	}
+	return ""
 }
 
 // PluginCanary is a process of a plugin that gets a part of the calls.
@@ -3541,6 +3551,8 @@ type SwapPluginRequest struct {
 	// it is ended if it fails more of them than the one that serves. A pinned plugin can have one too. grace is
 	// not used then. 0: it gets all.
 	CanaryPercent int32 `protobuf:"varint,3,opt,name=canary_percent,json=canaryPercent,proto3" json:"canary_percent,omitempty"`
+	// sha256 of the only binary that is tried again if it was refused; empty: any.
+	Sha256        string `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3594,6 +3606,13 @@ func (x *SwapPluginRequest) GetCanaryPercent() int32 {
 		return x.CanaryPercent
 	}
 	return 0
+}
+
+func (x *SwapPluginRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
 }
 
 type SwapPluginResponse struct {
@@ -4136,7 +4155,9 @@ type RemovePluginRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// files: remove the plugin's files from the plugin directory first.
-	Files         bool `protobuf:"varint,2,opt,name=files,proto3" json:"files,omitempty"`
+	Files bool `protobuf:"varint,2,opt,name=files,proto3" json:"files,omitempty"`
+	// force: also if blocks of the configuration or registered drivers name the plugin.
+	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4181,6 +4202,13 @@ func (x *RemovePluginRequest) GetName() string {
 func (x *RemovePluginRequest) GetFiles() bool {
 	if x != nil {
 		return x.Files
+	}
+	return false
+}
+
+func (x *RemovePluginRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
 	}
 	return false
 }
@@ -4705,7 +4733,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x12ListPluginsRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xa1\b\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xb5\b\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -4741,7 +4769,8 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06canary\x18\x1b \x01(\v2\x1d.pannier.host.v1.PluginCanaryR\x06canary\x12\x1f\n" +
 	"\vdebugged_at\x18\x1c \x01(\tR\n" +
 	"debuggedAt\x12%\n" +
-	"\x0eunused_drivers\x18\x1d \x03(\tR\runusedDrivers\x1a:\n" +
+	"\x0eunused_drivers\x18\x1d \x03(\tR\runusedDrivers\x12\x12\n" +
+	"\x04mend\x18\x1e \x01(\tR\x04mend\x1a:\n" +
 	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x02\n" +
@@ -4788,11 +4817,12 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
 	"\x06sha256\x18\x03 \x01(\tR\x06sha256\x12\x14\n" +
 	"\x05calls\x18\x04 \x01(\x03R\x05calls\x12!\n" +
-	"\ffailed_calls\x18\x05 \x01(\x03R\vfailedCalls\"\x7f\n" +
+	"\ffailed_calls\x18\x05 \x01(\x03R\vfailedCalls\"\x97\x01\n" +
 	"\x11SwapPluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12%\n" +
-	"\x0ecanary_percent\x18\x03 \x01(\x05R\rcanaryPercent\"E\n" +
+	"\x0ecanary_percent\x18\x03 \x01(\x05R\rcanaryPercent\x12\x16\n" +
+	"\x06sha256\x18\x04 \x01(\tR\x06sha256\"E\n" +
 	"\x12SwapPluginResponse\x12/\n" +
 	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"[\n" +
 	"\x14RestartPluginRequest\x12\x12\n" +
@@ -4819,10 +4849,11 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x12UnpinPluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"F\n" +
 	"\x13UnpinPluginResponse\x12/\n" +
-	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"?\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"U\n" +
 	"\x13RemovePluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05files\x18\x02 \x01(\bR\x05files\"\x16\n" +
+	"\x05files\x18\x02 \x01(\bR\x05files\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\x16\n" +
 	"\x14RemovePluginResponse\")\n" +
 	"\x13VerifyPluginRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"\xba\x01\n" +
