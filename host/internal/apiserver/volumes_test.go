@@ -10,7 +10,9 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -456,4 +458,32 @@ func TestDetachAndForcedDeregistration(t *testing.T) {
 	}
 	_, err = h.client.Volumes.DeregisterVolume(h.ctx, &hostv1.DeregisterVolumeRequest{Id: "mysql"})
 	wantError(t, err, connect.CodeNotFound)
+}
+
+// A volume is of the driver that made it, not of another one that runs under the same id.
+func TestVolumeOfAnotherProvider(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("a"))
+	v := check.Must(call.Latest(h.ctx, h.ledger,
+		func(tx *state.ReadTx) (claim.Volume, error) { return tx.Volume(volumeOf("a")) }))(t)
+	if v.Provider != "fake.example.com" {
+		t.Fatalf("recorded is %q", v.Provider)
+	}
+	v.Provider = "other.example.com"
+	check.Must(cluster.Apply(h.ctx, h.ledger, &command.RegisterVolume{Volume: v}))(t)
+	says := []string{`"fake" is "fake.example.com"`, `"a" is of "other.example.com"`, "pannier volume register"}
+	_, _, err := h.tryStart("web", "a", false)
+	wantError(t, err, connect.CodeFailedPrecondition, says...)
+	remove := func() error {
+		_, err := h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "a"})
+		return err
+	}
+	wantError(t, remove(), connect.CodeFailedPrecondition, says...)
+	if len(h.fake.deleted) > 0 {
+		t.Errorf("another driver was asked to delete %v", h.fake.deleted)
+	}
+	renamed := spec("a", func(s *hostv1.VolumeSpec) { s.ExternalId = v.ExternalID })
+	check.Must(h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: renamed}))(t)
+	check.NoError(t, remove())
 }
