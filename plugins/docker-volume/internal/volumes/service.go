@@ -17,6 +17,9 @@ const (
 	// linger is how long a volume is kept after its last Unmount: for the content of an image the engine mounts it,
 	// unmounts it and mounts it again.
 	linger = 2 * time.Second
+	// nextTry is how long a start goes on, and its workload is kept, after a Mount that failed: an engine gives up long
+	// before a slow driver does, and its next try joins the start.
+	nextTry = time.Minute
 	// compareInterval is the pause between two comparisons of the Mounts with the real holders.
 	compareInterval = 30 * time.Second
 	// seenAfter is how long after a Mount its holder is looked for: most containers have started by then.
@@ -80,10 +83,10 @@ func (s *service) create(ctx context.Context, name string, opts map[string]strin
 	return nil
 }
 
-// mount counts a Mount and returns the volume's path. If it fails, or nobody waits for the answer any more, it is
-// undone: no Unmount follows.
+// mount counts a Mount and returns the volume's path. If it fails, or nobody waits for the answer any more, it does not
+// count: no Unmount follows. A start that is under way goes on for a while.
 func (s *service) mount(ctx context.Context, name, id string) (path string, err error) {
-	r, err := s.enter(ctx, name, func(r *record) { r.add(id, time.Now()) })
+	r, err := s.enter(ctx, name, func(r *record) { r.add(id, time.Now()); r.KeptUntil = time.Time{} })
 	if err != nil {
 		return "", err
 	}
@@ -94,7 +97,13 @@ func (s *service) mount(ctx context.Context, name, id string) (path string, err 
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
-		return "", errors.Join(err, s.unmount(undo, name, id))
+		_, failed := s.store.update(undo, name, func(r *record) error {
+			r.remove(id)
+			r.KeptUntil = time.Now().Add(nextTry)
+			return nil
+		})
+		s.later(nextTry, name, s.compare)
+		return "", errors.Join(err, failed)
 	}
 	if !r.ReadOnly {
 		if err := empty(path); err != nil {
@@ -171,7 +180,7 @@ func (s *service) compare(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	if r.used() || len(n.holders) > 0 || !n.up {
+	if r.used() || len(n.holders) > 0 || !n.up || time.Now().Before(r.KeptUntil) {
 		return nil
 	}
 	return s.release(ctx, name, r.Namespace)
