@@ -116,6 +116,7 @@ type Volume struct {
 	// (CSI spec, node_expansion_required).
 	Grown      bool       `json:"grown,omitempty" proto:"-"`
 	Topologies []Topology `json:"topologies,omitempty"` // where it is accessible from, as the driver reported
+	Warnings   []string   `json:"warnings,omitempty"`   // what is to be known of its creation
 	// MutableParameters are those that were changed since its creation (CSI spec, ControllerModifyVolume).
 	MutableParameters map[string]string `json:"mutable_parameters,omitempty"`
 	SealedSecrets     []byte            `json:"sealed_secrets,omitempty" proto:"-"` // opaque to the cluster

@@ -132,7 +132,7 @@ func (f *storageFake) Create(_ context.Context, _ storage.Driver, req storage.Cr
 	f.volumes[id] = req
 	return storage.CreateResponse{
 		ExternalID: id, Capacity: max(req.CapacityMin, 1<<20),
-		Context: map[string]string{"by": "fake"},
+		Context: map[string]string{"by": "fake"}, Warnings: f.warnings,
 	}, nil
 }
 

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -486,4 +487,24 @@ func TestVolumeOfAnotherProvider(t *testing.T) {
 	renamed := spec("a", func(s *hostv1.VolumeSpec) { s.ExternalId = v.ExternalID })
 	check.Must(h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: renamed}))(t)
 	check.NoError(t, remove())
+}
+
+// What a driver's answer lacks is told when the volume is made, and shown until it is registered again.
+func TestWarningOfACreation(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.fake.warnings = []string{"its source is not confirmed"}
+	for range 2 {
+		resp := check.Must(h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec("a")}))(t)
+		if !slices.Equal(resp.GetWarnings(), h.fake.warnings) || !slices.Equal(resp.GetVolume().GetWarnings(), h.fake.warnings) {
+			t.Errorf("got %v", resp)
+		}
+	}
+	h.fake.warnings = nil
+	known := check.Must(h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "a"}))(t).GetVolume()
+	seen := spec("a", func(s *hostv1.VolumeSpec) { s.ExternalId = known.GetSpec().GetExternalId() })
+	resp := check.Must(h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: seen}))(t)
+	if got := resp.GetVolume().GetWarnings(); len(got) > 0 {
+		t.Errorf("it still has %q", got)
+	}
 }

@@ -124,7 +124,7 @@ func (h *Handler) CreateVolume(ctx context.Context,
 		}
 	}
 	shown, err := h.shownNow(ctx, v.VolumeRef)
-	return &hostv1.CreateVolumeResponse{Volume: shown, Warnings: warnings}, err
+	return &hostv1.CreateVolumeResponse{Volume: shown, Warnings: append(warnings, shown.GetWarnings()...)}, err
 }
 
 // CheckVolume does all that CreateVolume does before it asks the driver for the volume.

@@ -76,7 +76,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume, places []claim
 				return err
 			}
 			v.ExternalID, v.Capacity, v.Context = made.ExternalID, made.Capacity, made.Context
-			v.Provider = d.Fingerprint.Provider
+			v.Provider, v.Warnings = d.Fingerprint.Provider, made.Warnings
 			v.Topologies = claimTopologies(made.AccessibleTopology)
 			return nil
 		})
