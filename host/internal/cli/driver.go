@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -92,6 +93,20 @@ it, unless -force is given, which asks first, or needs -yes.`,
 				return resp, hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
 					c.args[0])
 			}),
+		},
+		{
+			use: "convert JOB", short: "Write csi_driver blocks from the job of a Nomad plugin", example: "plugin-nfs.nomad.hcl >nfs.hcl",
+			long: `Write a csi_driver block for each task with a csi_plugin block of a Nomad job in HCL, to standard
+output. A container is started by the line of docker run in a comment. Nothing is asked of a Nomad.`,
+			local: func(_ context.Context, c *call) error {
+				src, err := os.ReadFile(c.args[0])
+				if err != nil {
+					return err
+				}
+				blocks, err := config.ConvertDriver(c.args[0], src)
+				c.write(string(blocks))
+				return err
+			},
 		},
 		{
 			use: "restart ID", short: "Restart a driver that the agent runs", example: "local",

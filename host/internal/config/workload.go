@@ -29,6 +29,8 @@ var (
 			"volume_attributes": ofEphemeral,
 			"secrets":           ofDriver,
 			"secrets_from":      ofDriver,
+			"type":              `leave it out: every volume has a CSI driver; for type = "host" make one of csi-local`,
+			"per_alloc":         "make a volume for each workload, and name it as source",
 			"ephemeral":         `leave it out: with driver = "ID" the volume is made for this workload`,
 			"size":              `write attributes { size = "1GiB" }, if the driver has that attribute`,
 		},
