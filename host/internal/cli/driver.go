@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -98,15 +97,7 @@ it, unless -force is given, which asks first, or needs -yes.`,
 			use: "convert JOB", short: "Write csi_driver blocks from the job of a Nomad plugin", example: "plugin-nfs.nomad.hcl >nfs.hcl",
 			long: `Write a csi_driver block for each task with a csi_plugin block of a Nomad job in HCL, to standard
 output. A container is started by the line of docker run in a comment. Nothing is asked of a Nomad.`,
-			local: func(_ context.Context, c *call) error {
-				src, err := os.ReadFile(c.args[0])
-				if err != nil {
-					return err
-				}
-				blocks, err := config.ConvertDriver(c.args[0], src)
-				c.write(string(blocks))
-				return err
-			},
+			local: func(_ context.Context, c *call) error { _, err := c.convert(config.ConvertDriver); return err },
 		},
 		{
 			use: "restart ID", short: "Restart a driver that the agent runs", example: "local",

@@ -46,11 +46,7 @@ const (
 // ReadWorkload reads a workload spec from a file; "-" reads standard input. The
 // error is Problems.
 func ReadWorkload(path string) (*hostv1.WorkloadSpec, error) {
-	name, src, err := readSpec(path)
-	if err != nil {
-		return nil, err
-	}
-	return ParseWorkload(name, src)
+	return readSpec(path, ParseWorkload)
 }
 
 // ParseWorkload reads a workload spec; problems contain name. The namespace is empty if the spec has none. The error
