@@ -182,7 +182,8 @@ func (f *storageFake) Expand(_ context.Context, _ storage.Driver, req storage.Ex
 	if f.during != nil {
 		f.during("expand")
 	}
-	return storage.ExpandResponse{Capacity: cmp.Or(f.grown, req.CapacityMin), NodeExpansionRequired: true}, f.failure("expand")
+	grown := storage.ExpandResponse{Capacity: cmp.Or(f.grown, req.CapacityMin), NodeExpansionRequired: true}
+	return grown, f.failure("expand")
 }
 
 func (f *storageFake) ExpandNode(_ context.Context, _ storage.Driver, req storage.ExpandNodeRequest) (int64, error) {

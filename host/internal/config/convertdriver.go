@@ -122,8 +122,10 @@ func (c *converter) driver(task *hclsyntax.Block, plugin *hclsyntax.Body) {
 // container writes how a driver's container is started, and the beginning of the driver's block.
 func (c *converter) container(id, dir, image, endpoint string, options, command []string, env map[string]string) {
 	const host = "/var/lib/pannier/csi/" // of the default data_dir
-	words := append([]string{"docker", "run", "--detach", "--name", id, "--restart", "unless-stopped",
-		"--volume", host + id + ":" + dir + ":rshared", "--env", "CSI_ENDPOINT=" + endpoint}, options...)
+	words := append([]string{
+		"docker", "run", "--detach", "--name", id, "--restart", "unless-stopped",
+		"--volume", host + id + ":" + dir + ":rshared", "--env", "CSI_ENDPOINT=" + endpoint,
+	}, options...)
 	for _, key := range slices.Sorted(maps.Keys(env)) {
 		if key != "CSI_ENDPOINT" {
 			words = append(words, "--env", key+"="+env[key])

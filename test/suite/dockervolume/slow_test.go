@@ -17,8 +17,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestSlowDriver mounts a volume whose driver needs longer than the engine waits: the start goes on, and the next try has
-// the volume.
+// TestSlowDriver mounts a volume whose driver needs longer than the engine waits: the start goes on, and the next try
+// has the volume.
 func TestSlowDriver(t *testing.T) {
 	t.Parallel()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true})
@@ -26,9 +26,10 @@ func TestSlowDriver(t *testing.T) {
 	h := testhost.New(t, fmt.Sprintf("csi_driver \"slow\" { endpoint = %q }\n", d.Endpoint())+
 		strings.Replace(pluginBlock(t, "slow", "3s"), "/run/docker/plugins/pannier.sock", socket, 1), plugin)
 	h.Start()
-	engine := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
+	}
+	engine := &http.Client{Transport: &http.Transport{DialContext: dial}}
 	call := func(ctx context.Context, what string) (path string, err error) {
 		req := check.Must(http.NewRequestWithContext(ctx, http.MethodPost, "http://plugin/VolumeDriver."+what,
 			strings.NewReader(`{"Name": "data", "ID": "1", "Opts": {"size": "1MiB"}}`)))(t)

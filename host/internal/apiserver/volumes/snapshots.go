@@ -116,8 +116,8 @@ func (h *Handler) snapshotPlaces(ctx context.Context, driver, id string) (places
 	return places, err
 }
 
-// snapshotSecrets returns the secrets for a call about a driver's snapshot, or about all for an empty id: those that the
-// caller gave, else those that are stored with the snapshot's volume. If that is not known, or gone, those of the
+// snapshotSecrets returns the secrets for a call about a driver's snapshot, or about all for an empty id: those that
+// the caller gave, else those that are stored with the snapshot's volume. If that is not known, or gone, those of the
 // driver's volumes, if all that have some have the same.
 func (h *Handler) snapshotSecrets(ctx context.Context, driver, id string, given map[string]string) (
 	map[string]string, error,

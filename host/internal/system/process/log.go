@@ -275,8 +275,8 @@ const (
 // reason begins the line in which a program says why it ends, before its stack: of Go and Python.
 var reason = regexp.MustCompile(`(?m)^(panic|fatal error|[A-Za-z_.]+(Error|Exception)): .*$`)
 
-// usage begins the list of a program's flags, which follows the line that says what is wrong with them; a complaint after
-// it is Python's.
+// usage begins the list of a program's flags, which follows the line that says what is wrong with them; a complaint
+// after it is Python's.
 var (
 	usage     = regexp.MustCompile(`(?im)^usage( of .*)?:`)
 	complaint = regexp.MustCompile(`(?i)^\S.*\b(error|fatal|failed)\b`)
@@ -292,8 +292,8 @@ func LogSize(path string) int64 {
 }
 
 // LastWords returns the last complaint in a log after its first bytes: the line that says why a program ended, if a
-// stack follows that, or else the last line before its usage. Empty: it printed nothing, the last line is ordinary logging, or the log
-// cannot be read.
+// stack follows that, or else the last line before its usage. Empty: it printed nothing, the last line is ordinary
+// logging, or the log cannot be read.
 func LastWords(path string, after int64) string {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -435,8 +435,8 @@ func TestMounts(t *testing.T) {
 			go s.watch(s.ctx)
 			for _, want := range []string{"", "/mounted"} {
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-				defer cancel()
 				got := call(ctx, s, "VolumeDriver.Mount", `{"Name": "data", "ID": "1"}`)
+				cancel()
 				if (got == "/mounted") != (want == "/mounted") {
 					t.Errorf("Mount: %q, want %q", got, want)
 				}
