@@ -52,7 +52,7 @@ func String(text string) string {
 }
 
 // styles are the control sequences of terminals (ECMA-48), such as those of colours.
-var styles = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\x1b\[[0-?]*[!-/ ]*[@-~]`) })
+var styles = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\x1b\[[\d;:?]*[A-Za-z]`) })
 
 // Unstyled returns a text without what sets its style in a terminal.
 func Unstyled(text string) string { return styles().ReplaceAllString(text, "") }
