@@ -109,11 +109,14 @@ type Definition struct {
 type Volume struct {
 	Definition `proto:"spec"`
 
-	Capacity int64 `json:"capacity,omitempty"` // bytes, as the driver reported; 0: unknown
+	// Provider is the name of the driver that has it (CSI spec, GetPluginInfo); empty: it is not known.
+	Provider string `json:"provider,omitempty" proto:"-"`
+	Capacity int64  `json:"capacity,omitempty"` // bytes, as the driver reported; 0: unknown
 	// Grown is true if the driver has expanded it and each node that mounts it must expand its content too (CSI spec,
 	// node_expansion_required).
 	Grown      bool       `json:"grown,omitempty" proto:"-"`
 	Topologies []Topology `json:"topologies,omitempty"` // where it is accessible from, as the driver reported
+	Warnings   []string   `json:"warnings,omitempty"`   // what is to be known of its creation
 	// MutableParameters are the parameters that were changed since its creation (CSI spec, ControllerModifyVolume).
 	MutableParameters map[string]string `json:"mutable_parameters,omitempty"`
 	SealedSecrets     []byte            `json:"sealed_secrets,omitempty" proto:"-"` // opaque to the cluster
@@ -144,6 +147,16 @@ func (v *Volume) Supports(access AccessMode, attachment AttachmentMode) bool {
 		}
 	}
 	return false
+}
+
+// CheckProvider checks that a driver is the one that has the volume. Another one under the same id would answer that it
+// has deleted or detached what it does not know. The error is ErrUnreachable.
+func (v *Volume) CheckProvider(provider string) error {
+	if v.Provider == "" || provider == "" || v.Provider == provider {
+		return nil
+	}
+	return fmt.Errorf("%w: driver %q is %q there, and volume %q is of %q: run that one under this id; if it was renamed, "+
+		"register the volume again (pannier volume register)", ErrUnreachable, v.PluginID, provider, v.VolumeRef, v.Provider)
 }
 
 // CheckReachable checks that the volume is accessible from a node whose driver reported this topology (CSI spec,

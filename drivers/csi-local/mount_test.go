@@ -18,6 +18,7 @@ import (
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/powerloss"
 )
 
 // eachFS runs a test with every file system that a volume can have, with a suitable volume size.
@@ -327,6 +328,27 @@ func TestPublishRefusals(t *testing.T) {
 	expectCode(t, err, codes.NotFound)
 	_, err = r.NodeUnstageVolume(r.ctx, &csi.NodeUnstageVolumeRequest{VolumeId: "vol-0", StagingTargetPath: stage})
 	expectCode(t, err, codes.NotFound)
+}
+
+// A file system that the kernel has shut down is not normal, though statfs answers.
+func TestHealthOfAShutDownFileSystem(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			c := mount(writer, fsType)
+			id := r.create("v", 512*mib, c)
+			powerloss.ShutDown(t, r.stage(id, c))
+			resp, err := r.NodeGetVolumeHealth(r.ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+			check.NoError(t, err)
+			entries := resp.GetVolumeHealth().GetHealthStatuses()
+			if len(entries) != 1 {
+				t.Errorf("got %v", resp)
+			}
+			r.unstage(id)
+		})
+	}
 }
 
 func TestHealth(t *testing.T) {

@@ -10,8 +10,10 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -48,6 +50,12 @@ func String(text string) string {
 	}
 	return b.String()
 }
+
+// styles are the control sequences of terminals (ECMA-48), such as those of colours.
+var styles = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\x1b\[[\d;:?]*[A-Za-z]`) })
+
+// Unstyled returns a text without what sets its style in a terminal.
+func Unstyled(text string) string { return styles().ReplaceAllString(text, "") }
 
 // Argument returns a text as one argument of a command that people may copy into a POSIX shell: in quotes if it has
 // characters that mean something there.

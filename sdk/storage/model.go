@@ -163,6 +163,7 @@ type CreateResponse struct {
 	Capacity           int64
 	Context            map[string]string
 	AccessibleTopology []Topology
+	Warnings           []string // for the operator, as long as the volume is registered
 }
 
 // ModifyRequest is for Modifier.Modify.

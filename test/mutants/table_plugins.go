@@ -379,9 +379,23 @@ var plugins = []mutant{
 	{
 		name: "holders-not-looked-for", promise: "a volume is released when no container has it, whatever Docker has said",
 		in: "plugins/docker-volume/internal/volumes", decl: "service.compare",
-		old: "	if r.used() || len(n.holders) > 0 || !n.up {\n",
-		new: "	if r.used() || !n.up {\n",
+		old: "r.used() || len(n.holders) > 0 || !n.up ||",
+		new: "r.used() || !n.up ||",
 		pkg: "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
+	},
+	{
+		name: "start-not-kept", promise: "a start that the engine has given up goes on, and its next try joins it",
+		in: "plugins/docker-volume/internal/volumes", decl: "service.mount",
+		old: "r.KeptUntil = time.Now().Add(nextTry)",
+		new: "r.KeptUntil = time.Now().Add(nextTry - nextTry)",
+		pkg: "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
+	},
+	{
+		name: "another-provider", promise: "another driver under the same id is asked for none of a driver's volumes",
+		in: "host/internal/csi/controllers", decl: "Controllers.callVolume",
+		old: "v.CheckProvider(d.Fingerprint.Provider)",
+		new: "v.CheckProvider(d.Fingerprint.Provider[:0])",
+		pkg: "./host/internal/csi/controllers", run: "^TestAnotherProviderIsNotAsked$",
 	},
 	{
 		name: "door-asks-for-itself", promise: "whoever uses Nomad's API may do what the request's token may, and nothing that the plugin may",

@@ -71,6 +71,7 @@ type storageFake struct {
 	condition *storage.Condition
 	members   []string // of the group in the last call
 	expanded  []storage.ExpandNodeRequest
+	grown     int64 // what an expansion answers; 0: what was asked for
 	warnings  []string
 	fail      map[string]error  // by the call's name
 	during    func(call string) // called in the middle of a delete or an expansion
@@ -131,7 +132,7 @@ func (f *storageFake) Create(_ context.Context, _ storage.Driver, req storage.Cr
 	f.volumes[id] = req
 	return storage.CreateResponse{
 		ExternalID: id, Capacity: max(req.CapacityMin, 1<<20),
-		Context: map[string]string{"by": "fake"},
+		Context: map[string]string{"by": "fake"}, Warnings: f.warnings,
 	}, nil
 }
 
@@ -181,7 +182,8 @@ func (f *storageFake) Expand(_ context.Context, _ storage.Driver, req storage.Ex
 	if f.during != nil {
 		f.during("expand")
 	}
-	return storage.ExpandResponse{Capacity: req.CapacityMin, NodeExpansionRequired: true}, f.failure("expand")
+	grown := storage.ExpandResponse{Capacity: cmp.Or(f.grown, req.CapacityMin), NodeExpansionRequired: true}
+	return grown, f.failure("expand")
 }
 
 func (f *storageFake) ExpandNode(_ context.Context, _ storage.Driver, req storage.ExpandNodeRequest) (int64, error) {
@@ -227,6 +229,7 @@ func (f *storageFake) ListSnapshots(_ context.Context, _ storage.Driver,
 ) (storage.ListSnapshotsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.secrets = req.Secrets
 	if req.Page.Token != "" {
 		return storage.ListSnapshotsResponse{}, nil
 	}

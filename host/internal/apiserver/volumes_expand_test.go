@@ -92,3 +92,18 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 		t.Errorf("asked for %q after the release", others.grown)
 	}
 }
+
+// The size of a volume is what its driver answered.
+func TestExpandedSize(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("a"))
+	for _, answered := range []int64{3 << 20, 2<<20 - 512} { // rounded up, and down
+		h.fake.grown = answered
+		resp := check.Must(h.client.Volumes.ExpandVolume(h.ctx,
+			&hostv1.ExpandVolumeRequest{Id: "a", CapacityMin: 2 << 20, CapacityMax: 4 << 20}))(t)
+		if got := resp.GetVolume().GetCapacity(); got != answered {
+			t.Errorf("shown are %d bytes, answered %d", got, answered)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -69,6 +70,37 @@ func TestSnapshotsByName(t *testing.T) {
 	check.NoError(t, remove(taken.GetSnapshotId()))
 	_, err = take("", "a")
 	check.NoError(t, err)
+}
+
+// A driver is asked about snapshots with the secrets that are stored with their volume, unless the caller gives some.
+func TestSecretsOfSnapshots(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("a"))
+	asked := func(want string) {
+		t.Helper()
+		h.fake.mu.Lock()
+		defer h.fake.mu.Unlock()
+		if got := h.fake.secrets["password"]; got != want {
+			t.Errorf("the driver was asked with %q, want %q", got, want)
+		}
+		h.fake.secrets = nil
+	}
+	list := func() {
+		t.Helper()
+		check.Must(h.client.Volumes.ListSnapshots(h.ctx, &hostv1.ListSnapshotsRequest{PluginId: "fake"}))(t)
+	}
+	list()
+	asked(secretValue)
+	h.create(t, spec("b", func(s *hostv1.VolumeSpec) { s.Secrets["password"] = "of b" }))
+	list() // whose secrets it is to use is not known
+	asked("")
+	for _, given := range []map[string]string{nil, {"password": "given"}} {
+		check.Must(h.client.Volumes.CreateSnapshot(h.ctx, &hostv1.CreateSnapshotRequest{VolumeId: "b", Name: "s"}))(t)
+		check.Must(h.client.Volumes.DeleteSnapshot(h.ctx,
+			&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: "s", Secrets: given}))(t)
+		asked(cmp.Or(given["password"], "of b"))
+	}
 }
 
 func TestListVolumesOfAnUnknownDriver(t *testing.T) {

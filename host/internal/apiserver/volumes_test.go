@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,7 +11,9 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -456,4 +459,53 @@ func TestDetachAndForcedDeregistration(t *testing.T) {
 	}
 	_, err = h.client.Volumes.DeregisterVolume(h.ctx, &hostv1.DeregisterVolumeRequest{Id: "mysql"})
 	wantError(t, err, connect.CodeNotFound)
+}
+
+// A volume is of the driver that made it, not of another one that runs under the same id.
+func TestVolumeOfAnotherProvider(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("a"))
+	v := check.Must(call.Latest(h.ctx, h.ledger,
+		func(tx *state.ReadTx) (claim.Volume, error) { return tx.Volume(volumeOf("a")) }))(t)
+	if v.Provider != "fake.example.com" {
+		t.Fatalf("recorded is %q", v.Provider)
+	}
+	v.Provider = "other.example.com"
+	check.Must(cluster.Apply(h.ctx, h.ledger, &command.RegisterVolume{Volume: v}))(t)
+	says := []string{`"fake" is "fake.example.com"`, `"a" is of "other.example.com"`, "pannier volume register"}
+	_, _, err := h.tryStart("web", "a", false)
+	wantError(t, err, connect.CodeFailedPrecondition, says...)
+	remove := func() error {
+		_, err := h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "a"})
+		return err
+	}
+	wantError(t, remove(), connect.CodeFailedPrecondition, says...)
+	if len(h.fake.deleted) > 0 {
+		t.Errorf("another driver was asked to delete %v", h.fake.deleted)
+	}
+	renamed := spec("a", func(s *hostv1.VolumeSpec) { s.ExternalId = v.ExternalID })
+	check.Must(h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: renamed}))(t)
+	check.NoError(t, remove())
+}
+
+// What a driver's answer lacks is told when the volume is made, and shown until it is registered again.
+func TestWarningOfACreation(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.fake.warnings = []string{"its source is not confirmed"}
+	for range 2 {
+		resp := check.Must(h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec("a")}))(t)
+		shown := resp.GetVolume().GetWarnings()
+		if !slices.Equal(resp.GetWarnings(), h.fake.warnings) || !slices.Equal(shown, h.fake.warnings) {
+			t.Errorf("got %v", resp)
+		}
+	}
+	h.fake.warnings = nil
+	known := check.Must(h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "a"}))(t).GetVolume()
+	seen := spec("a", func(s *hostv1.VolumeSpec) { s.ExternalId = known.GetSpec().GetExternalId() })
+	resp := check.Must(h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: seen}))(t)
+	if got := resp.GetVolume().GetWarnings(); len(got) > 0 {
+		t.Errorf("it still has %q", got)
+	}
 }

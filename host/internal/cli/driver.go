@@ -94,6 +94,12 @@ it, unless -force is given, which asks first, or needs -yes.`,
 			}),
 		},
 		{
+			use: "convert JOB", short: "Write csi_driver blocks from the job of a Nomad plugin", example: "plugin-nfs.nomad.hcl >nfs.hcl",
+			long: `Write a csi_driver block for each task with a csi_plugin block of a Nomad job in HCL, to standard
+output. A container is started by the line of docker run in a comment. Nothing is asked of a Nomad.`,
+			local: func(_ context.Context, c *call) error { _, err := c.convert(config.ConvertDriver); return err },
+		},
+		{
 			use: "restart ID", short: "Restart a driver that the agent runs", example: "local",
 			long: `Restart a driver that the agent runs, with its present csi_driver block and program. Refused
 while the driver is in use, unless -force is given: volumes stay mounted then, except file

@@ -173,6 +173,7 @@ func showVolume(p *Printer, m *hostv1.GetVolumeResponse) {
 	t.Row("Context", joinMap(spec.GetContext()))
 	t.Row("Secrets", joinMap(spec.GetSecrets()))
 	t.Row("Created", age(v.GetCreatedAt()))
+	t.some("Warning", strings.Join(v.GetWarnings(), "; "))
 	if u := m.GetUsage(); u.GetBytesTotal() > 0 {
 		t.Row("Bytes used", fmt.Sprintf("%s of %s", cmp.Or(size(u.GetBytesUsed()), "0 B"), size(u.GetBytesTotal())))
 	}

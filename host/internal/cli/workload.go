@@ -111,16 +111,21 @@ run. The workload and its program run on. What else differs is refused, but for 
 	}
 }
 
-func convertJob(c *call, group string) error {
+// convert writes what a file is converted to.
+func (c *call) convert(do func(name string, src []byte) ([]byte, error)) (written []byte, err error) {
 	src, err := os.ReadFile(c.args[0])
+	if err == nil {
+		written, err = do(c.args[0], src)
+	}
+	c.write(string(written))
+	return written, err
+}
+
+func convertJob(c *call, group string) error {
+	spec, err := c.convert(func(name string, src []byte) ([]byte, error) { return config.ConvertJob(name, src, group) })
 	if err != nil {
 		return err
 	}
-	spec, err := config.ConvertJob(c.args[0], src, group)
-	if err != nil {
-		return err
-	}
-	c.write(string(spec))
 	if _, err := config.ParseWorkload("the spec", spec); err != nil {
 		return fmt.Errorf("what is left to be changed: %w", err)
 	}

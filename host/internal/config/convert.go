@@ -20,13 +20,9 @@ import (
 // taken as it is; each change has a comment that explains why. group names one of several groups; empty: there is one.
 // The error is Problems. ParseWorkload reports what is left to be changed in the result.
 func ConvertJob(name string, src []byte, group string) ([]byte, error) {
-	var problems Problems
-	body, native := parse(name, src, &problems).(*hclsyntax.Body)
-	if err := problems.err(); err != nil {
+	body, err := jobBody(name, src)
+	if err != nil {
 		return nil, err
-	}
-	if !native {
-		return nil, fmt.Errorf("%s: only a job in HCL is converted", name)
 	}
 	all := groupsOf(name, body)
 	var names []string
@@ -45,6 +41,17 @@ func ConvertJob(name string, src []byte, group string) ([]byte, error) {
 	c := converter{src: src, upstreams: map[string]string{}}
 	c.workload(all[i])
 	return hclwrite.Format([]byte(c.out.String())), nil
+}
+
+// jobBody reads a job in HCL.
+func jobBody(name string, src []byte) (*hclsyntax.Body, error) {
+	var problems Problems
+	body, native := parse(name, src, &problems).(*hclsyntax.Body)
+	err := problems.err()
+	if err == nil && !native {
+		err = fmt.Errorf("%s: only a job in HCL is converted", name)
+	}
+	return body, err
 }
 
 // jobGroup is a group of a job; nil: it was written without one.

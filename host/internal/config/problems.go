@@ -98,6 +98,16 @@ var (
 	suggestion  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`Did you mean (.+\?)$`) })
 )
 
+// ofNomad is what to write instead of names that only Nomad has.
+var ofNomad = map[string]string{
+	"job":          "pannier workload convert JOB.hcl writes the spec of a group of a Nomad job",
+	"csi_plugin":   "pannier driver convert JOB.hcl writes the csi_driver block of a Nomad plugin's job",
+	"volume_mount": `write destination = "/path" in the volume block of the workload`,
+	"CSI_ENDPOINT": "write ${endpoint}",
+	"attr":         "write ${node.name} for ${attr.unique.hostname}, and anything else as it is",
+	"unique":       "write ${node.name} for ${node.unique.name}",
+}
+
 // shortened are hcl's summaries for unknown names, whose detail only repeats them.
 var shortened = map[string]string{
 	"Unsupported argument":            "unsupported argument",
@@ -121,6 +131,9 @@ func oneLine(d *hcl.Diagnostic) string {
 	}
 	if m := unknownName().FindStringSubmatch(detail); m != nil {
 		text += fmt.Sprintf(" %q", m[1])
+		if instead := ofNomad[m[1]]; instead != "" {
+			return text + ": " + instead
+		}
 	}
 	if m := suggestion().FindStringSubmatch(detail); m != nil {
 		text += "; did you mean " + m[1]

@@ -173,7 +173,11 @@ func (s *section) str(name string, dst *string) bool {
 	}
 	text, ok := asString(v)
 	if !ok {
-		s.fail(name, "a string is required, not %s", kindOf(v))
+		instead := ""
+		if kindOf(v) == "a list" {
+			instead = fmt.Sprintf(": write one, %s = \"...\"", name)
+		}
+		s.fail(name, "a string is required, not %s%s", kindOf(v), instead)
 		return false
 	}
 	if strings.ContainsRune(text, 0) {

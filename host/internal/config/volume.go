@@ -56,11 +56,7 @@ const (
 // ReadVolume reads a volume spec from a file; "-" reads standard input. The
 // error is Problems.
 func ReadVolume(path string) (*hostv1.VolumeSpec, error) {
-	name, src, err := readSpec(path)
-	if err != nil {
-		return nil, err
-	}
-	return ParseVolume(name, src)
+	return readSpec(path, ParseVolume)
 }
 
 // ParseVolume reads a volume spec; problems contain name. Files in secrets_from are read. The namespace is empty if
@@ -350,7 +346,8 @@ func ReadSecret(ref string) (string, error) {
 }
 
 // readSpec reads a spec file; "-" is standard input.
-func readSpec(path string) (name string, src []byte, err error) {
+func readSpec[T any](path string, parse func(name string, src []byte) (T, error)) (spec T, err error) {
+	var src []byte
 	if path == "-" {
 		src, err = io.ReadAll(io.LimitReader(os.Stdin, maxFile+1))
 		path = "<stdin>"
@@ -358,7 +355,7 @@ func readSpec(path string) (name string, src []byte, err error) {
 		src, err = readFile(path)
 	}
 	if err != nil {
-		return path, nil, Problems{unreadable(path, err)}
+		return spec, Problems{unreadable(path, err)}
 	}
-	return path, src, nil
+	return parse(path, src)
 }

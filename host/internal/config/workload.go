@@ -29,6 +29,8 @@ var (
 			"volume_attributes": ofEphemeral,
 			"secrets":           ofDriver,
 			"secrets_from":      ofDriver,
+			"type":              `leave it out: every volume has a CSI driver; for type = "host" make one of csi-local`,
+			"per_alloc":         "make a volume for each workload, and name it as source",
 			"ephemeral":         `leave it out: with driver = "ID" the volume is made for this workload`,
 			"size":              `write attributes { size = "1GiB" }, if the driver has that attribute`,
 		},
@@ -44,11 +46,7 @@ const (
 // ReadWorkload reads a workload spec from a file; "-" reads standard input. The
 // error is Problems.
 func ReadWorkload(path string) (*hostv1.WorkloadSpec, error) {
-	name, src, err := readSpec(path)
-	if err != nil {
-		return nil, err
-	}
-	return ParseWorkload(name, src)
+	return readSpec(path, ParseWorkload)
 }
 
 // ParseWorkload reads a workload spec; problems contain name. The namespace is empty if the spec has none. The error

@@ -192,7 +192,7 @@ func TestBadWorkloads(t *testing.T) {
 		`w.hcl:5: workload "w": exec: block given twice, first on line 2`,
 		"workload \"w\" {\nexec {\n}\n}", `w.hcl:2: workload "w": exec: command: is required`,
 		"workload \"w\" {\nexec {\ncommand = [\"a\"]\n}\n}",
-		`w.hcl:3: workload "w": exec: command: a string is required, not a list`,
+		`w.hcl:3: workload "w": exec: command: a string is required, not a list: write one, command = "..."`,
 		"workload \"w\" {\nexec {\ncommand = \"a\"\nenv = {}\n}\n}",
 		`w.hcl:4: workload "w": exec: unsupported argument "env"; did you mean to define a block of type "env"?`,
 	}, 2) {

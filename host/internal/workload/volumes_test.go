@@ -319,3 +319,32 @@ func TestOpenRefusesALinkedDataDirectory(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// The volume of a driver without VOLUME_MOUNT_GROUP is given to the group by the host, for those that may write.
+func TestMountGroupByTheHost(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	with := func(id, group string, readOnly bool) Spec {
+		s := spec(id, "a")
+		s.Volumes[0].MountOptions.Group, s.Volumes[0].ReadOnly = group, readOnly
+		return s
+	}
+	group := func(w Workload) uint32 {
+		var st unix.Stat_t
+		check.NoError(t, unix.Stat(w.Mounts[0].HostPath, &st))
+		return st.Gid
+	}
+	if got := group(h.start(t, with("reader", "4242", true))); got != 0 {
+		t.Errorf("a reader's volume has group %d", got)
+	}
+	h.stop(t, "reader")
+	if got := group(h.start(t, with("writer", "4242", false))); got != 4242 {
+		t.Errorf("a writer's volume has group %d", got)
+	}
+	h.stop(t, "writer")
+	if _, err := h.Start(t.Context(), with("staff", "staff", false), Options{}); !errors.Is(err, ErrFailed) ||
+		!strings.Contains(err.Error(), `volume_mount_group = "staff"`) {
+		t.Errorf("a group that is no number: %v", err)
+	}
+	h.clean(t)
+}

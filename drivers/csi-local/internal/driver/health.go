@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
+	"github.com/pannier/pannier/internal/bounded"
 )
 
 // NodeGetVolumeHealth reports problems of a volume on this node: its image is gone, or its file system had an
@@ -70,14 +71,6 @@ func (d *Driver) imageHealth(v store.Volume) []*csi.VolumeHealth_VolumeHealthEnt
 
 // mountHealth checks one mount of a volume; nil means healthy.
 func mountHealth(m *mountinfo.Info) *csi.VolumeHealth_VolumeHealthEntry {
-	var st unix.Statfs_t
-	if err := unix.Statfs(m.Mountpoint, &st); err != nil {
-		return &csi.VolumeHealth_VolumeHealthEntry{
-			Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
-			Reason:  "FileSystemError",
-			Message: fmt.Sprintf("%s does not answer: %v", m.Mountpoint, err),
-		}
-	}
 	if why := filesystem.ErrorState(m); why != "" {
 		return &csi.VolumeHealth_VolumeHealthEntry{
 			Status:  csi.VolumeHealthErrorType_DEGRADED,
@@ -85,7 +78,31 @@ func mountHealth(m *mountinfo.Info) *csi.VolumeHealth_VolumeHealthEntry {
 			Message: why + ": see the kernel log, unstage the volume and check its file system",
 		}
 	}
+	err := probes.Do(fmt.Sprintf("%d:%d", m.Major, m.Minor), bounded.Patience, func() error { return probe(m.Mountpoint) })
+	if err != nil {
+		return &csi.VolumeHealth_VolumeHealthEntry{
+			Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
+			Reason:  "FileSystemError",
+			Message: fmt.Sprintf("%s cannot be used: %v", m.Mountpoint, err),
+		}
+	}
 	return nil
+}
+
+// probes are the probes in progress, by device.
+var probes bounded.Calls
+
+// probe writes out the root directory of a file system: statfs answers also where XFS or ext4 was shut down. A block
+// device is not opened.
+func probe(mountpoint string) error {
+	fd, err := unix.Open(mountpoint, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ENOTDIR):
+		return nil
+	case err != nil:
+		return err
+	}
+	return errors.Join(unix.Fsync(fd), unix.Close(fd))
 }
 
 // NodeGetVolumeStats returns the bytes and inodes of a mounted volume, or the

@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/loop"
 	"github.com/pannier/pannier/drivers/csi-local/internal/sparse"
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
+	"github.com/pannier/pannier/internal/mountgroup"
 )
 
 // NodeStageVolume attaches a volume's image to a loop device and mounts its
@@ -193,7 +194,7 @@ func (d node) afterMount(ctx context.Context, v store.Volume, path string, a acc
 		}
 	}
 	if a.hasGroup {
-		err := filesystem.SetGroup(path, a.group)
+		err := mountgroup.Set(ctx, path, a.group)
 		if errors.Is(err, unix.EROFS) {
 			return status.Errorf(codes.FailedPrecondition, "volume_mount_group: %v: the mode has no writer", err)
 		}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/internal/printable"
 )
 
 const (
@@ -71,7 +73,7 @@ const shownLines = 5
 // LastOutput returns the last lines of a log; none if it cannot be read.
 func LastOutput(ctx context.Context, path string) (lines []string) {
 	_ = streamLog(ctx, path, shownLines, false, func() error { return nil }, func(line string) error {
-		lines = append(lines, line)
+		lines = append(lines, printable.Unstyled(line))
 		return nil
 	})
 	return lines

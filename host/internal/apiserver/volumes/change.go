@@ -1,6 +1,7 @@
 package volumes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ func (h *Handler) expand(ctx context.Context, v claim.Volume, minBytes, maxBytes
 	if err != nil {
 		return a.failed(ctx, err)
 	}
-	v.Capacity = max(grown.Capacity, minBytes, v.Capacity)
+	v.Capacity = cmp.Or(grown.Capacity, max(minBytes, v.Capacity))
 	v.CapacityMin, v.CapacityMax = minBytes, maxBytes
 	v.Grown = v.Grown || grown.NodeExpansionRequired
 	if _, err := h.put(ctx, v, a.mark.Index); err != nil {

@@ -62,10 +62,11 @@ func (h *Handler) RegisterVolume(ctx context.Context,
 	if len(v.Topologies) == 0 { // nobody but the operator knows where it is
 		v.Topologies = v.Topology.Required
 	}
-	warnings, err := h.Controllers.Validate(ctx, v)
+	provider, warnings, err := h.Controllers.Validate(ctx, v)
 	if err != nil {
 		return nil, err
 	}
+	v.Provider = provider
 	if v.Capacity > 0 && v.CapacityMin > v.Capacity {
 		warnings = append(warnings,
 			fmt.Sprintf("capacity_min is above the volume's capacity, %d bytes, and registering it does "+
@@ -123,7 +124,7 @@ func (h *Handler) CreateVolume(ctx context.Context,
 		}
 	}
 	shown, err := h.shownNow(ctx, v.VolumeRef)
-	return &hostv1.CreateVolumeResponse{Volume: shown, Warnings: warnings}, err
+	return &hostv1.CreateVolumeResponse{Volume: shown, Warnings: append(warnings, shown.GetWarnings()...)}, err
 }
 
 // CheckVolume does all that CreateVolume does before it asks the driver for the volume.

@@ -3,6 +3,7 @@ package volumes
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/secrets"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/call"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
@@ -114,6 +116,40 @@ func (h *Handler) snapshotPlaces(ctx context.Context, driver, id string) (places
 	return places, err
 }
 
+// snapshotSecrets returns the secrets for a call about a driver's snapshot, or about all for an empty id: those that
+// the caller gave, else those that are stored with the snapshot's volume. If that is not known, or gone, those of the
+// driver's volumes, if all that have some have the same.
+func (h *Handler) snapshotSecrets(ctx context.Context, driver, id string, given map[string]string) (
+	map[string]string, error,
+) {
+	if len(given) > 0 {
+		return given, nil
+	}
+	volumes, err := call.Latest(ctx, h.Ledger, func(tx *state.ReadTx) ([]claim.Volume, error) {
+		names, err := tx.SnapshotsByID(driver, id)
+		if err == nil && len(names) > 0 {
+			v, err := tx.Volume(claim.VolumeRef{Namespace: names[0].Namespace, ID: names[0].Volume})
+			if err == nil && v.ExternalID == names[0].ExternalVolumeID {
+				return []claim.Volume{v}, nil
+			}
+		}
+		all, _, err := tx.Volumes(state.VolumeQuery{Driver: driver})
+		return all, err
+	})
+	for _, v := range volumes {
+		open, failed := h.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
+		switch {
+		case failed != nil:
+			return nil, failed
+		case len(given) > 0 && len(open) > 0 && !maps.Equal(given, open):
+			return nil, nil
+		case len(open) > 0:
+			given = open
+		}
+	}
+	return given, err
+}
+
 // DeleteSnapshot deletes a snapshot at its driver. An unknown one is an error, if the driver lists its snapshots.
 func (h *Handler) DeleteSnapshot(ctx context.Context,
 	req *hostv1.DeleteSnapshotRequest,
@@ -133,9 +169,13 @@ func (h *Handler) DeleteSnapshot(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	unknown := !named && h.unknownSnapshot(ctx, driver, id, req.GetSecrets())
+	given, err := h.snapshotSecrets(ctx, driver, id, req.GetSecrets())
+	if err != nil {
+		return nil, err
+	}
+	unknown := !named && h.unknownSnapshot(ctx, driver, id, given)
 	if !unknown {
-		if err := h.Controllers.DeleteSnapshot(ctx, driver, id, req.GetSecrets(), places); err != nil {
+		if err := h.Controllers.DeleteSnapshot(ctx, driver, id, given, places); err != nil {
 			return nil, err
 		}
 	}
@@ -169,8 +209,12 @@ func (h *Handler) ListSnapshots(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	given, err := h.snapshotSecrets(ctx, req.GetPluginId(), "", req.GetSecrets())
+	if err != nil {
+		return nil, err
+	}
 	list, err := h.Controllers.ListSnapshots(ctx, req.GetPluginId(),
-		storage.ListSnapshotsRequest{Page: page, Secrets: req.GetSecrets()})
+		storage.ListSnapshotsRequest{Page: page, Secrets: given})
 	if err != nil {
 		return nil, err
 	}
@@ -296,6 +340,11 @@ func (h *Handler) DeleteGroupSnapshot(ctx context.Context,
 	named, err := groupRequest(req)
 	if err != nil {
 		return nil, err
+	}
+	if len(named.SnapshotIDs) > 0 {
+		if named.Secrets, err = h.snapshotSecrets(ctx, req.GetPluginId(), named.SnapshotIDs[0], named.Secrets); err != nil {
+			return nil, err
+		}
 	}
 	deleted, err := h.Controllers.DeleteGroupSnapshot(ctx, req.GetPluginId(), named)
 	if err != nil {

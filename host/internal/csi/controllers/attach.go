@@ -43,7 +43,7 @@ func (c *Controllers) Attach(ctx context.Context, v claim.Volume, modes claim.Ca
 			if err != nil {
 				return err
 			}
-			volume, err := c.callVolume(ctx, v, modes, nil)
+			volume, err := c.callVolume(ctx, d, v, modes, nil)
 			if err != nil {
 				return err
 			}
@@ -93,7 +93,7 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 					return err
 				}
 			}
-			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
+			volume, err := c.callVolume(ctx, d, v, claim.Capability{}, nil)
 			if err != nil {
 				return err
 			}
@@ -170,7 +170,7 @@ func translate(d drivers.Driver, p mounts.Place) (target, staging string) {
 func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at mounts.Place, minBytes, maxBytes int64) error {
 	doing := fmt.Sprintf("expand volume %q, mounted at %s,", v.VolumeRef, at.Target)
 	return c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, v.Modes(), nil)
+		volume, err := c.callVolume(ctx, d, v, v.Modes(), nil)
 		if err != nil {
 			return err
 		}

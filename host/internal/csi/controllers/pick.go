@@ -282,7 +282,7 @@ func (p *picker) driver(id string) (claim.Driver, error) { return p.cluster.Driv
 // unreachable. A driver's answer is final.
 func isAway(err error) bool {
 	return !errors.As(err, new(*finalError)) && (errors.Is(err, drivers.ErrUnhealthy) ||
-		errors.Is(err, drivers.ErrNotFound) || status.Code(err) == codes.Unavailable)
+		errors.Is(err, drivers.ErrNotFound) || errors.Is(err, claim.ErrUnreachable) || status.Code(err) == codes.Unavailable)
 }
 
 // finalError is an error of the ledger before a driver is called. No other controller is tried.

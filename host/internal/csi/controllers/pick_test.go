@@ -130,6 +130,26 @@ func TestCallsAreSpread(t *testing.T) {
 	}
 }
 
+// Another driver under the same id is asked for none of a driver's volumes.
+func TestAnotherProviderIsNotAsked(t *testing.T) {
+	c, m := openMany("n1", "n2")
+	m.set("n2", func(d *claim.NodeDriver) { d.Provider = "q" })
+	v := vol
+	v.Provider = "q"
+	for range 3 {
+		if _, err := c.Attach(t.Context(), v, writer, "n2", begins); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.asked(); got["n1"] != 0 || got["n2"] == 0 {
+		t.Errorf("asked were %v", got)
+	}
+	m.set("n2", func(d *claim.NodeDriver) { d.Provider = "p" })
+	if _, err := c.Attach(t.Context(), v, writer, "n2", begins); !errors.Is(err, claim.ErrUnreachable) {
+		t.Errorf("another driver attached it: %v", err)
+	}
+}
+
 // A call with secrets goes to servers and to the nodes that are approved, whatever else reports a controller.
 func TestSecretsNeedAnApproval(t *testing.T) {
 	c, m := openMany("n1", "n2", "n3")

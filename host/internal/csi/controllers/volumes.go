@@ -18,21 +18,22 @@ import (
 )
 
 // Validate asks the driver whether the volume supports what its definition says
-// (ValidateVolumeCapabilities). warnings are for the operator.
-func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []string, err error) {
+// (ValidateVolumeCapabilities), and returns the driver's name. warnings are for the operator.
+func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (provider string, warnings []string, err error) {
 	doing := fmt.Sprintf("validate volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, anyController.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
+			volume, err := c.callVolume(ctx, d, v, claim.Capability{}, nil)
 			if err != nil {
 				return err
 			}
 			warnings, err = s.ValidateVolume(ctx, d.Ref(), storage.ValidateRequest{
 				Volume: volume, Capabilities: capabilities(v), Parameters: v.Parameters,
 			})
+			provider = d.Fingerprint.Provider
 			return err
 		})
-	return warnings, err
+	return provider, warnings, err
 }
 
 // Create makes the volume at its driver, or finds the one that an earlier call made, and returns v
@@ -44,7 +45,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume, places []claim
 	err := c.call(ctx, doing, v.PluginID, provisioning.of(v).in(places),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			topology := topologyRequest(v, d, places)
-			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
+			volume, err := c.callVolume(ctx, d, v, claim.Capability{}, nil)
 			if err != nil {
 				return err
 			}
@@ -75,6 +76,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume, places []claim
 				return err
 			}
 			v.ExternalID, v.Capacity, v.Context = made.ExternalID, made.Capacity, made.Context
+			v.Provider, v.Warnings = d.Fingerprint.Provider, made.Warnings
 			v.Topologies = claimTopologies(made.AccessibleTopology)
 			return nil
 		})
@@ -144,7 +146,7 @@ func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[st
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	return c.everywhere(ctx, doing, v.PluginID, provisioning.of(v).with(secrets),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			volume, err := c.callVolume(ctx, v, claim.Capability{}, secrets)
+			volume, err := c.callVolume(ctx, d, v, claim.Capability{}, secrets)
 			if err != nil {
 				return err
 			}
@@ -181,7 +183,7 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 	err = c.call(ctx, doing, v.PluginID, expanding.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			byController = true
-			volume, err := c.callVolume(ctx, v, v.Modes(), nil)
+			volume, err := c.callVolume(ctx, d, v, v.Modes(), nil)
 			if err != nil {
 				return err
 			}
@@ -210,7 +212,7 @@ func (c *Controllers) Modify(ctx context.Context, v claim.Volume, parameters, se
 	doing := fmt.Sprintf("modify volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	return c.call(ctx, doing, v.PluginID, anyController.of(v).with(secrets),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			volume, err := c.callVolume(ctx, v, v.Modes(), secrets)
+			volume, err := c.callVolume(ctx, d, v, v.Modes(), secrets)
 			if err != nil {
 				return err
 			}
@@ -227,7 +229,7 @@ func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name s
 	doing := fmt.Sprintf("take snapshot %q of volume %q (external id %q)", name, v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, snapshotting.of(v).with(secrets),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			volume, err := c.callVolume(ctx, v, v.Modes(), secrets)
+			volume, err := c.callVolume(ctx, d, v, v.Modes(), secrets)
 			if err != nil {
 				return err
 			}
@@ -271,11 +273,14 @@ func (c *Controllers) ListSnapshots(ctx context.Context, driverID string,
 	return list, err
 }
 
-// callVolume is a registered volume in the form that a call needs, with its secrets opened for this
+// callVolume is a registered volume in the form that a call to its driver needs, with its secrets opened for this
 // call. secrets, if given, replace the volume's own.
-func (c *Controllers) callVolume(ctx context.Context, v claim.Volume, modes claim.Capability,
+func (c *Controllers) callVolume(ctx context.Context, d drivers.Driver, v claim.Volume, modes claim.Capability,
 	secrets map[string]string,
 ) (storage.Volume, error) {
+	if err := v.CheckProvider(d.Fingerprint.Provider); err != nil {
+		return storage.Volume{}, err
+	}
 	if len(secrets) == 0 {
 		var err error
 		if secrets, err = c.cfg.Secrets(ctx, v); err != nil {

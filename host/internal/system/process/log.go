@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/filewatch"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 const (
@@ -274,6 +275,13 @@ const (
 // reason begins the line in which a program says why it ends, before its stack: of Go and Python.
 var reason = regexp.MustCompile(`(?m)^(panic|fatal error|[A-Za-z_.]+(Error|Exception)): .*$`)
 
+// usage begins the list of a program's flags, which follows the line that says what is wrong with them; a complaint
+// after it is Python's.
+var (
+	usage     = regexp.MustCompile(`(?im)^usage( of .*)?:`)
+	complaint = regexp.MustCompile(`(?i)^\S.*\b(error|fatal|failed)\b`)
+)
+
 // LogSize returns the size of a log; 0: there is none.
 func LogSize(path string) int64 {
 	info, err := os.Stat(path)
@@ -284,8 +292,8 @@ func LogSize(path string) int64 {
 }
 
 // LastWords returns the last complaint in a log after its first bytes: the line that says why a program ended, if a
-// stack follows that, or else the last line. Empty: it printed nothing, the last line is ordinary logging, or the log
-// cannot be read.
+// stack follows that, or else the last line before its usage. Empty: it printed nothing, the last line is ordinary
+// logging, or the log cannot be read.
 func LastWords(path string, after int64) string {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -301,8 +309,12 @@ func LastWords(path string, after int64) string {
 	if err != nil {
 		return ""
 	}
-	text = bytes.TrimSpace(text)
+	text = bytes.TrimSpace([]byte(printable.Unstyled(string(text))))
 	line := text[bytes.LastIndexByte(text, '\n')+1:]
+	if at := usage.FindAllIndex(text, -1); len(at) > 0 && !complaint.Match(line) {
+		text = bytes.TrimSpace(text[:at[len(at)-1][0]])
+		line = text[bytes.LastIndexByte(text, '\n')+1:]
+	}
 	if all := reason.FindAll(text, -1); len(all) > 0 {
 		line = all[len(all)-1]
 	} else if level, message, fields, ok := parseHclog(line); ok {

@@ -191,11 +191,15 @@ func TestLastWords(t *testing.T) {
 		"":             "",
 		"one\ntwo\n\n": "two",
 		"old\none":     "one",
-		"x\npanic: nil map\n\ngoroutine 1 [running]:\nmain.main()\n\t/x.go:1\n": "panic: nil map",
-		"Traceback\n  File\nValueError: no zone\n":                              "ValueError: no zone",
-		`{"@level":"error","@message":"no disk","error":"full"}`:                "no disk: full",
-		`{"@level":"info","@message":"it listens"}`:                             "",
-		strings.Repeat("y", 600):                                                strings.Repeat("y", 512),
+		"x\npanic: nil map\n\ngoroutine 1 [running]:\nmain.main()\n\t/x.go:1\n":              "panic: nil map",
+		"Traceback\n  File\nValueError: no zone\n":                                           "ValueError: no zone",
+		`{"@level":"error","@message":"no disk","error":"full"}`:                             "no disk: full",
+		`{"@level":"info","@message":"it listens"}`:                                          "",
+		"up\nflag provided but not defined: -x\nUsage of /csi:\n  -v int\n    \tverbosity\n": "flag provided but not defined: -x",
+		"Error: unknown flag: --x\nUsage:\n  csi [flags]\n\nUse \"csi -h\" for more.\n":      "Error: unknown flag: --x",
+		"up\nusage: csi [-h]\ncsi: error: unrecognized arguments: -x\n":                      "csi: error: unrecognized arguments: -x",
+		"\x1b[31mE1 no\x1b[0m zone\x1b[1;2H":                                                 "E1 no zone",
+		strings.Repeat("y", 600):                                                             strings.Repeat("y", 512),
 	} {
 		if err := os.WriteFile(path, []byte("before\n"+text), 0o600); err != nil {
 			t.Fatal(err)

@@ -1,6 +1,7 @@
 package volumesteps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,7 +99,8 @@ func (c *Claims) use(v *Volume, info claim.Volume, driver drivers.Driver, usage 
 			return err
 		}
 	}
-	if err := info.CheckReachable(c.node, driver.Fingerprint.Node.AccessibleTopology); err != nil {
+	if err := cmp.Or(info.CheckProvider(driver.Fingerprint.Provider),
+		info.CheckReachable(c.node, driver.Fingerprint.Node.AccessibleTopology)); err != nil {
 		return err
 	}
 	v.set.Update(func() {

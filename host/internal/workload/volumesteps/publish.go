@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/internal/mountgroup"
 	"github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -69,7 +71,10 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	}
 	restricted := s.restrict(v)
 	mounted, err := s.checkPublished(v) // says best why it could not be restricted
-	if err := cmp.Or(err, restricted); err != nil {
+	if err = cmp.Or(err, restricted); err == nil {
+		err = setGroup(ctx, v)
+	}
+	if err != nil {
 		return fmt.Errorf("publish volume %q for workload %q on driver %q: %w%s", v.VolumeRef, v.workload, v.PluginID, err,
 			s.unmountStrays(v, before))
 	}
@@ -167,6 +172,23 @@ func (s *Steps) restrict(v *Volume) error {
 		attributes |= unix.MOUNT_ATTR_RDONLY
 	}
 	return s.Layout.Restrict(v.Target, attributes)
+}
+
+// setGroup gives a writer's volume to volume_mount_group, unless its driver has done that.
+func setGroup(ctx context.Context, v *Volume) error {
+	group, n := v.MountOptions.Group, v.driver.Fingerprint.Node
+	if group == "" || v.Usage.ReadOnly || v.Usage.AttachmentMode == claim.BlockDevice || n != nil && n.VolumeMountGroup {
+		return nil
+	}
+	gid, err := strconv.ParseUint(group, 10, 31)
+	if err == nil {
+		err = mountgroup.Set(ctx, v.Target, int(gid))
+	}
+	if err != nil {
+		err = fmt.Errorf("volume_mount_group = %q: the driver lacks VOLUME_MOUNT_GROUP, and the host cannot do it: %w: set "+
+			"the group where the storage is, and leave it out here", group, err)
+	}
+	return err
 }
 
 // SUID reports whether set-user-ID programs in the volume work.

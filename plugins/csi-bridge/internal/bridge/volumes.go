@@ -44,7 +44,14 @@ func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.Creat
 		return storage.CreateResponse{}, err
 	}
 	v := resp.GetVolume()
+	var warnings []string
+	from := v.GetContentSource()
+	if from.GetSnapshot().GetSnapshotId() != req.SnapshotID || from.GetVolume().GetVolumeId() != req.CloneID {
+		warnings = []string{fmt.Sprintf("the driver did not confirm that it has made the volume from %q: look whether the data is "+
+			"there; pannier volume register of the volume ends this warning", req.SnapshotID+req.CloneID)}
+	}
 	return storage.CreateResponse{
+		Warnings:           warnings,
 		ExternalID:         v.GetVolumeId(),
 		Capacity:           v.GetCapacityBytes(),
 		Context:            v.GetVolumeContext(),

@@ -78,6 +78,23 @@ func TestCreateAndList(t *testing.T) {
 	}
 }
 
+// A volume whose answer does not name the requested source is there, with a warning: many drivers name none.
+func TestCreateFromAnUnconfirmedSource(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	for _, req := range []storage.CreateRequest{{Name: "a", SnapshotID: "snap-x"}, {Name: "b", CloneID: "vol-x"}} {
+		req.Capabilities = []storage.Capability{fileSystem}
+		f.faulty.Script("CreateVolume", faultydriver.Reply(&csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.Name}}))
+		made, err := f.bridge.Create(t.Context(), f.driver, req)
+		if err != nil || made.ExternalID != req.Name || len(made.Warnings) != 1 ||
+			!strings.Contains(made.Warnings[0], req.SnapshotID+req.CloneID) {
+			t.Errorf("got %+v, %v", made, err)
+		}
+	}
+	if n := len(f.faulty.Calls("DeleteVolume")); n > 0 {
+		t.Errorf("%d volumes were deleted", n)
+	}
+}
+
 func TestCreateNeeds(t *testing.T) {
 	for want, tc := range map[string]struct {
 		without string

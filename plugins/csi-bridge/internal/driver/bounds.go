@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // The bounds of what a driver answers, in bytes (CSI spec, "Size Limits").
@@ -92,9 +94,9 @@ func made(answer protoreflect.Message) string {
 	return ""
 }
 
-// Words returns what a driver says, without secrets, as text of at most 4 KiB.
+// Words returns what a driver says, without secrets and colours, as text of at most 4 KiB.
 func Words(text string, hide Redactor) string {
-	text = strings.ToValidUTF8(hide.Text(text), "?")
+	text = strings.ToValidUTF8(hide.Text(printable.Unstyled(text)), "?")
 	if len(text) <= maxText {
 		return text
 	}

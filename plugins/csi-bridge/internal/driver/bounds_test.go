@@ -86,6 +86,13 @@ func TestAnswersAreText(t *testing.T) {
 	}
 }
 
+// TestWords: a driver's words are shown without the colours that its terminal would have.
+func TestWords(t *testing.T) {
+	if got := Words("\x1b[1;31merror\x1b[0m: no disk", Redactor{}); got != "error: no disk" {
+		t.Errorf("got %q", got)
+	}
+}
+
 // FuzzAnswer: whatever a driver sends, what is read has texts within their bounds.
 func FuzzAnswer(f *testing.F) {
 	f.Add(check.Must(proto.Marshal(volumeAt(topology(10))))(f))

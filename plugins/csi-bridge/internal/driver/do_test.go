@@ -84,7 +84,7 @@ func TestPrintable(t *testing.T) {
 		Secrets: map[string]string{"k": "hunter2"},
 	}
 	for _, msg := range []any{stage, create} {
-		got := printable(msg)
+		got := sanitized(msg)
 		if strings.Contains(got, "s3same") || strings.Contains(got, "hunter2") || !strings.Contains(got, "ext4") ||
 			!strings.Contains(got, redacted) {
 			t.Errorf("got %s", got)

@@ -155,16 +155,16 @@ func (c *Conn) logCall(info *call, method string, req, reply any, err error, too
 		return
 	}
 	hide := info.op.Redactor
-	args = append(args, "request", hide.Text(printable(req)))
+	args = append(args, "request", hide.Text(sanitized(req)))
 	if err == nil {
-		args = append(args, "response", hide.Text(printable(reply)))
+		args = append(args, "response", hide.Text(sanitized(reply)))
 	}
 	c.log.Trace("csi call", args...)
 }
 
-// printable returns a CSI message as one line of JSON without secrets: without the fields that the spec marks
+// sanitized returns a CSI message as one line of JSON without secrets: without the fields that the spec marks
 // csi_secret, and without mount flags, which the spec calls possibly sensitive but does not mark.
-func printable(msg any) string {
+func sanitized(msg any) string {
 	m, ok := msg.(proto.Message)
 	if !ok {
 		return "?"

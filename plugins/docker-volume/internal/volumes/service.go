@@ -20,6 +20,9 @@ const (
 	// linger is how long a volume is kept after its last Unmount: for the content of an image the engine mounts it,
 	// unmounts it and mounts it again.
 	linger = 2 * time.Second
+	// nextTry is how long a start goes on, and its workload is kept, after a Mount that failed: an engine gives up long
+	// before a slow driver does, and its next try joins the start.
+	nextTry = time.Minute
 	// compareInterval is the pause between two comparisons of the Mounts with the real holders.
 	compareInterval = 30 * time.Second
 	// seenAfter is how long after a Mount its holder is looked for: most containers have started by then.
@@ -99,11 +102,11 @@ func (s *service) known(ctx context.Context, name string) (record, error) {
 	return *found, nil
 }
 
-// mount counts a Mount and returns the volume's path. If it fails, or nobody waits for the answer any more, it is
-// undone: no Unmount follows.
+// mount counts a Mount and returns the volume's path. If it fails, or nobody waits for the answer any more, it does not
+// count: no Unmount follows. A start that is under way goes on for a while.
 func (s *service) mount(ctx context.Context, name, id string) (path string, err error) {
 	engine, _ := ctx.Value(http.LocalAddrContextKey).(*process)
-	add := func(r *record) { r.add(id, time.Now(), engine) }
+	add := func(r *record) { r.add(id, time.Now(), engine); r.KeptUntil = time.Time{} }
 	r, err := s.enter(ctx, name, add)
 	if errors.Is(err, errNoVolume) {
 		if r, err = s.known(ctx, name); err == nil {
@@ -123,7 +126,13 @@ func (s *service) mount(ctx context.Context, name, id string) (path string, err 
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
-		return "", errors.Join(err, s.unmount(undo, name, id))
+		_, failed := s.store.update(undo, name, func(r *record) error {
+			r.remove(id)
+			r.KeptUntil = time.Now().Add(nextTry)
+			return nil
+		})
+		s.later(nextTry, name, s.compare)
+		return "", errors.Join(err, failed)
 	}
 	if !r.ReadOnly {
 		if err := empty(path); err != nil {
@@ -200,7 +209,7 @@ func (s *service) compare(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	if r.used() || len(n.holders) > 0 || !n.up {
+	if r.used() || len(n.holders) > 0 || !n.up || time.Now().Before(r.KeptUntil) {
 		return nil
 	}
 	return s.release(ctx, name, r.Namespace)

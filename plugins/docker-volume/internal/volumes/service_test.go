@@ -80,8 +80,10 @@ type host struct {
 	other   string // the workload that has the volume
 	frees   bool   // it is releasing it
 	stops   int
-	hang    bool // starts do not return
-	blind   bool // the state of workloads cannot be read
+	hang    bool          // starts do not return
+	slow    time.Duration // a start takes so long, whether or not its caller waits
+	starts  int           // that were begun
+	blind   bool          // the state of workloads cannot be read
 	deleted bool
 	asked   func() // by whoever asks for the state of the workload, before the answer
 	ending  func() // by whoever stops the workload, before it has ended
@@ -141,7 +143,28 @@ func (h *host) StartWorkload(ctx context.Context, _ *hostv1.StartWorkloadRequest
 	if h.other != "" {
 		return connect.NewError(connect.CodeFailedPrecondition, errors.New("claim is held"))
 	}
-	h.state = "running"
+	if h.state == "" {
+		h.starts++
+		h.state = "starting"
+		time.AfterFunc(h.slow, func() {
+			h.with(func() {
+				if h.state == "starting" {
+					h.state = "running"
+				}
+			})
+		})
+	}
+	for h.state == "starting" {
+		h.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+		h.mu.Lock()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
 	return stream.Send(&hostv1.StartWorkloadResponse{
 		Event: &hostv1.StartWorkloadResponse_Workload{Workload: h.workload()},
 	})
@@ -407,6 +430,34 @@ func TestMounts(t *testing.T) {
 			if r, err := s.store.get(t.Context(), "data"); err != nil || r.used() {
 				t.Errorf("got %+v, %v", r, err)
 			}
+		},
+		"the next try joins a slow start": func(t *testing.T, h *host, s *service) {
+			h.with(func() { h.slow = 8 * time.Second })
+			go s.watch(s.ctx)
+			for _, want := range []string{"", "/mounted"} {
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				got := call(ctx, s, "VolumeDriver.Mount", `{"Name": "data", "ID": "1"}`)
+				cancel()
+				if (got == "/mounted") != (want == "/mounted") {
+					t.Errorf("Mount: %q, want %q", got, want)
+				}
+				time.Sleep(2 * linger) // until somebody starts the container again
+			}
+			h.after(t, 2*nextTry, true)
+			expect(t, s, "Unmount", "1", "")
+			h.after(t, 2*linger, false)
+			if h.starts != 1 || h.stops != 1 {
+				t.Errorf("it was started %d times and stopped %d times", h.starts, h.stops)
+			}
+		},
+		"a slow start that nobody joins is undone": func(t *testing.T, h *host, s *service) {
+			h.with(func() { h.slow = 8 * time.Second })
+			go s.watch(s.ctx)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			call(ctx, s, "VolumeDriver.Mount", `{"Name": "data", "ID": "1"}`)
+			h.after(t, nextTry-time.Second, true)
+			h.after(t, 2*time.Second, false)
 		},
 		"a volume that another host has": func(t *testing.T, h *host, s *service) {
 			h.with(func() { h.other = "docker-volume.data.n2" })

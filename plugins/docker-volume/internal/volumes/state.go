@@ -22,6 +22,8 @@ type record struct {
 	// Boot is the kernel's boot that Mounts are of: after another one none counts.
 	Boot   string            `json:"boot,omitempty"`
 	Mounts map[string]*mount `json:"mounts,omitempty"` // by the id of Docker's Mount
+	// KeptUntil is until when the workload is kept for the engine's next try, after a Mount that failed.
+	KeptUntil time.Time `json:"kept_until,omitzero"`
 	// Releaser is the process that is about to stop the workload; nobody may start it meanwhile.
 	Releaser *process `json:"releaser,omitempty"`
 }

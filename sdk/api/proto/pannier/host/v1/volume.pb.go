@@ -429,8 +429,10 @@ type Volume struct {
 	NodesExpected       int64 `protobuf:"varint,19,opt,name=nodes_expected,json=nodesExpected,proto3" json:"nodes_expected,omitempty"`
 	// accessible_nodes are the nodes in one of topologies. GetVolume and ListVolumes return them.
 	AccessibleNodes []string `protobuf:"bytes,20,rep,name=accessible_nodes,json=accessibleNodes,proto3" json:"accessible_nodes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// warnings are what is to be known of its creation.
+	Warnings      []string `protobuf:"bytes,21,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -599,6 +601,13 @@ func (x *Volume) GetNodesExpected() int64 {
 func (x *Volume) GetAccessibleNodes() []string {
 	if x != nil {
 		return x.AccessibleNodes
+	}
+	return nil
+}
+
+func (x *Volume) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
 	}
 	return nil
 }
@@ -3530,7 +3539,7 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
 	"\x0fTopologyRequest\x125\n" +
 	"\brequired\x18\x01 \x03(\v2\x19.pannier.host.v1.TopologyR\brequired\x127\n" +
-	"\tpreferred\x18\x02 \x03(\v2\x19.pannier.host.v1.TopologyR\tpreferred\"\xdd\a\n" +
+	"\tpreferred\x18\x02 \x03(\v2\x19.pannier.host.v1.TopologyR\tpreferred\"\xf9\a\n" +
 	"\x06Volume\x12/\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x1f\n" +
@@ -3557,7 +3566,8 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x14controllers_expected\x18\x11 \x01(\x03R\x13controllersExpected\x12#\n" +
 	"\rnodes_healthy\x18\x12 \x01(\x03R\fnodesHealthy\x12%\n" +
 	"\x0enodes_expected\x18\x13 \x01(\x03R\rnodesExpected\x12)\n" +
-	"\x10accessible_nodes\x18\x14 \x03(\tR\x0faccessibleNodes\x1aD\n" +
+	"\x10accessible_nodes\x18\x14 \x03(\tR\x0faccessibleNodes\x12\x1a\n" +
+	"\bwarnings\x18\x15 \x03(\tR\bwarnings\x1aD\n" +
 	"\x16MutableParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe3\x03\n" +

@@ -1917,8 +1917,10 @@ type CreateResponse struct {
 	Capacity           int64             `protobuf:"varint,2,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	Context            map[string]string `protobuf:"bytes,3,rep,name=context,proto3" json:"context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	AccessibleTopology []*Topology       `protobuf:"bytes,4,rep,name=accessible_topology,json=accessibleTopology,proto3" json:"accessible_topology,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// warnings are for the operator, as long as the volume is registered.
+	Warnings      []string `protobuf:"bytes,5,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateResponse) Reset() {
@@ -1975,6 +1977,13 @@ func (x *CreateResponse) GetContext() map[string]string {
 func (x *CreateResponse) GetAccessibleTopology() []*Topology {
 	if x != nil {
 		return x.AccessibleTopology
+	}
+	return nil
+}
+
+func (x *CreateResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
 	}
 	return nil
 }
@@ -4052,13 +4061,14 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcd\x02\n" +
 	"\x0eCreateResponse\x12\x1f\n" +
 	"\vexternal_id\x18\x01 \x01(\tR\n" +
 	"externalId\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12P\n" +
 	"\acontext\x18\x03 \x03(\v26.pannier.plugin.storage.v1.CreateResponse.ContextEntryR\acontext\x12T\n" +
-	"\x13accessible_topology\x18\x04 \x03(\v2#.pannier.plugin.storage.v1.TopologyR\x12accessibleTopology\x1a:\n" +
+	"\x13accessible_topology\x18\x04 \x03(\v2#.pannier.plugin.storage.v1.TopologyR\x12accessibleTopology\x12\x1a\n" +
+	"\bwarnings\x18\x05 \x03(\tR\bwarnings\x1a:\n" +
 	"\fContextEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +
