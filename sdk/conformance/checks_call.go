@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
-	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 var callChecks = []*Check{
@@ -191,8 +191,10 @@ func checkCancel(ctx context.Context, r *run, c *checking, p *process) error {
 	// that waits for calls.
 	stopCtx, cancelStop := context.WithTimeout(ctx, callTime)
 	defer cancelStop()
-	if _, err := p.api.Stop(stopCtx, &pluginv1.StopRequest{}); err != nil {
+	if hangUp, err := wire.Stop(stopCtx, p.conn); err != nil {
 		return fmt.Errorf("stop: %w", err)
+	} else if hangUp {
+		_ = p.conn.Close()
 	}
 	if !p.ended(afterCancel) {
 		return fmt.Errorf("calls that were cancelled %v ago still hold up the end of its process", afterCancel)

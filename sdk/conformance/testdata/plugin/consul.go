@@ -2,17 +2,25 @@ package main
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"math/big"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
@@ -33,6 +41,12 @@ func (t *tokens) Derive(ctx context.Context, c service.Consul, req identity.Deri
 	}
 	token, secret := identity.Token{Accessor: req.ID, Subject: req.Subject}, secretOf(req.ID)
 	text, err := json.Marshal(token)
+	if err == nil && t.own {
+		if err := t.verify(ctx, req.JWT, req.Subject); err != nil {
+			return identity.Token{}, "", err
+		}
+		_, err = sdk.HostState().CompareAndSwap(ctx, "token/"+secret, nil, text)
+	}
 	if err == nil {
 		err = os.WriteFile(filepath.Join(t.state, secret), text, 0o600)
 	}
@@ -49,6 +63,12 @@ func (t *tokens) Read(ctx context.Context, c service.Consul, secret string) (tok
 		return token, err
 	}
 	text, err := os.ReadFile(filepath.Join(t.state, filepath.Base(secret)))
+	if err == nil && t.own {
+		var found bool
+		if _, found, err = sdk.HostState().Get(ctx, "token/"+secret); err == nil && !found {
+			err = os.ErrNotExist
+		}
+	}
 	if err != nil {
 		if t.mode == "lenient" {
 			return token, nil
@@ -58,9 +78,53 @@ func (t *tokens) Read(ctx context.Context, c service.Consul, secret string) (tok
 	return token, json.Unmarshal(text, &token)
 }
 
-func (t *tokens) Revoke(ctx context.Context, c service.Consul, _ identity.Token, secret string) error {
+// verify checks a JWT, and that it is for a subject.
+func (t *tokens) verify(ctx context.Context, jwt string, s identity.Subject) error {
+	refused := status.Error(codes.PermissionDenied, "the JWT is not valid")
+	var set struct {
+		Keys []struct{ X, Y string }
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.jwks, nil)
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return status.Errorf(codes.Unavailable, "ask for the key set: %v", err)
+	}
+	defer res.Body.Close()
+	parts := strings.Split(jwt, ".")
+	if err := json.NewDecoder(res.Body).Decode(&set); err != nil || len(set.Keys) != 1 || len(parts) != 3 {
+		return refused
+	}
+	number := func(text string) []byte {
+		raw, _ := base64.RawURLEncoding.DecodeString(text) // what is wrong is refused below
+		return raw
+	}
+	key, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(),
+		slices.Concat([]byte{4}, number(set.Keys[0].X), number(set.Keys[0].Y)))
+	signature, sum := number(parts[2]), sha256.Sum256([]byte(parts[0]+"."+parts[1]))
+	if err != nil || len(signature) != 64 ||
+		!ecdsa.Verify(key, sum[:], new(big.Int).SetBytes(signature[:32]), new(big.Int).SetBytes(signature[32:])) {
+		return refused
+	}
+	var claims struct {
+		Workload string `json:"pannier_workload"`
+		Service  string `json:"pannier_service"`
+	}
+	if json.Unmarshal(number(parts[1]), &claims) != nil || claims.Workload != s.Workload || claims.Service != s.Service {
+		return refused
+	}
+	return nil
+}
+
+func (t *tokens) Revoke(ctx context.Context, c service.Consul, token identity.Token, secret string) error {
 	if err := t.reach(ctx, c.Address, "revoke", secret); err != nil {
 		return err
+	}
+	if t.own && t.mode != "own-revokes-not" {
+		t.gone(secretOf(token.Accessor))
+		return sdk.HostState().Delete(ctx, "token/"+secretOf(token.Accessor))
 	}
 	if t.mode == "revokes-all" { // those of the same workload
 		own, err := t.Read(ctx, c, secret)
@@ -75,7 +139,7 @@ func (t *tokens) Revoke(ctx context.Context, c service.Consul, _ identity.Token,
 		}
 		return err
 	}
-	if secret != "" && t.mode != "revokes-not" {
+	if secret != "" && !strings.HasSuffix(t.mode, "revokes-not") {
 		t.gone(filepath.Base(secret))
 	}
 	return nil
@@ -100,25 +164,67 @@ func (t *tokens) List(ctx context.Context, c service.Consul, cluster string) (ou
 	return out, err
 }
 
-// services is a registration plugin.
+// services is a registration plugin. An instance is the file STATE/svc/ID with its owner.
 type services struct{ *plugin }
 
+func (s *services) file(id string) string {
+	return filepath.Join(s.state, "svc", strings.ReplaceAll(id, ":", "-"))
+}
+
+// register writes an instance, and says whether it was not there.
+func (s *services) register(i registration.Instance) (added bool, err error) {
+	if i.ID == "" {
+		return false, status.Error(codes.InvalidArgument, "no id")
+	}
+	_, err = os.Stat(s.file(i.ID))
+	text := i.Owner.Cluster + "/" + i.Owner.Node
+	added = err != nil
+	return added, errors.Join(os.MkdirAll(filepath.Dir(s.file(i.ID)), 0o700), os.WriteFile(s.file(i.ID), []byte(text), 0o600))
+}
+
 func (s *services) Register(ctx context.Context, c service.Consul, i registration.Instance) (string, error) {
-	return i.ID + "-sidecar-proxy", s.reach(ctx, c.Address, i.Workload, "")
+	if err := s.reach(ctx, c.Address, i.Workload, ""); err != nil {
+		return "", err
+	}
+	_, err := s.register(i)
+	return i.ID + "-sidecar-proxy", err
 }
 
 func (s *services) Deregister(ctx context.Context, c service.Consul, _ registration.Owner, id string) error {
-	return s.reach(ctx, c.Address, strings.ReplaceAll(id, ":", "-"), "")
+	err := s.reach(ctx, c.Address, strings.ReplaceAll(id, ":", "-"), "")
+	if err == nil && id != "" && !strings.HasSuffix(s.mode, "keeps-registered") {
+		err = os.RemoveAll(s.file(id))
+	}
+	return err
 }
 
 func (s *services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64,
 	[]registration.Change, error,
 ) {
+	if err := s.reach(ctx, c.Address, "sync", ""); err != nil {
+		return 0, nil, err
+	}
 	var changes []registration.Change
 	if s.mode == "broken" && len(req.Instances) > 0 {
 		changes = []registration.Change{{ID: "x", Action: registration.Registered, Reason: "why not"}}
 	}
-	return 1, changes, s.reach(ctx, c.Address, "sync", "")
+	wanted := map[string]bool{}
+	for _, i := range req.Instances {
+		wanted[s.file(i.ID)] = true
+		if added, err := s.register(i); err != nil {
+			return 0, nil, err
+		} else if added {
+			changes = append(changes, registration.Change{ID: i.ID, Action: registration.Registered, Reason: "missing"})
+		}
+	}
+	files, err := filepath.Glob(s.file("*"))
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err == nil && string(text) == req.Owner.Cluster+"/"+req.Owner.Node && !wanted[file] {
+			changes = append(changes, registration.Change{ID: filepath.Base(file), Action: registration.Removed, Reason: "unwanted"})
+			_ = os.Remove(file)
+		}
+	}
+	return 1, changes, err
 }
 
 func (s *services) Heartbeat(ctx context.Context, c service.Consul, _ []registration.Beat) error {
