@@ -20,6 +20,24 @@ func TestPlainIsProved(t *testing.T) {
 	conformance.Test(t, conformance.Config{Binary: testbin.BuildDir(t, "plain")})
 }
 
+// The commands of docs/plugins.md make a plugin without the SDK that is proven.
+func TestPlainFromThePage(t *testing.T) {
+	t.Parallel()
+	page := string(must(os.ReadFile(filepath.Join(testbin.Root(), "docs/plugins.md")))(t))
+	_, block, _ := strings.Cut(page, "<!-- run: plain -->\n```sh\n")
+	block, _, found := strings.Cut(block, "```")
+	if !found {
+		t.Fatal("the page has no such block")
+	}
+	bin := t.TempDir()
+	must(0, os.Symlink(testhost.New(t, "").Pannier, filepath.Join(bin, "pannier")))(t)
+	cmd := exec.Command("bash", "-euc", block)
+	cmd.Dir, cmd.Env = t.TempDir(), append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "PANNIER_SDK="+testbin.Root())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s\n%v\n%s", block, err, out)
+	}
+}
+
 // The author of a plugin without the SDK debugs it: a running agent takes go-plugin's ReattachConfig from a file, and
 // without the file its own process serves again.
 func TestPlainIsDebugged(t *testing.T) {

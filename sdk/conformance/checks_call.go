@@ -101,14 +101,7 @@ func (c *checking) name() string { return "conf-" + strings.ReplaceAll(c.check.I
 // alike compares the results of all methods.
 func alike(a string, resultsA map[string]error, b string, resultsB map[string]error) error {
 	for name, err := range resultsA {
-		was, is := "success", "success"
-		if err != nil {
-			was = outcome(err)
-		}
-		if err := resultsB[name]; err != nil {
-			is = outcome(err)
-		}
-		if was != is {
+		if was, is := outcome(err), outcome(resultsB[name]); was != is {
 			return fmt.Errorf("%s of %s gives %.200q, of %s %.200q", name, a, was, b, is)
 		}
 	}

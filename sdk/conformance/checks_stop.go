@@ -156,7 +156,7 @@ func checkInFlight(ctx context.Context, r *run, c *checking) error {
 	select {
 	case <-slow.came:
 	case err := <-answer:
-		return skip(fmt.Sprintf("its call does not wait for the backend: %.100s", outcome(orSuccess(err))))
+		return skip(fmt.Sprintf("its call does not wait for the backend: %.100s", outcome(err)))
 	}
 	hangUp, err := wire.Stop(callCtx, p.conn)
 	if err != nil {

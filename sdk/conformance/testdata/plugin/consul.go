@@ -149,6 +149,11 @@ func (t *tokens) List(ctx context.Context, c service.Consul, cluster string) (ou
 	if err := t.reach(ctx, c.Address, "list", ""); err != nil {
 		return nil, err
 	}
+	if t.own {
+		if _, err := sdk.HostState().List(ctx, "token/"); err != nil {
+			return nil, err
+		}
+	}
 	files, err := os.ReadDir(t.state)
 	for _, f := range files {
 		// A follower of Consul's has a new token a moment later.
