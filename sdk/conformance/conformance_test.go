@@ -75,12 +75,12 @@ func fixture(t *testing.T, mode, kind string) (dir string, cfg conformance.Confi
 	}
 	if strings.HasPrefix(mode, "own") {
 		return dir, conformance.Config{
-			Binary: programtest.Build(t, "testdata/plugin"), Args: []string{mode, kind, state}, OwnBackend: true,
+			Binary: programtest.Build(t, "../../test/lib/kitplugin"), Args: []string{mode, kind, state}, OwnBackend: true,
 			Config: []byte(`{"answer":"forty-two","jwks":"` + conformance.JWKSURL + `"}`),
 		}
 	}
 	return dir, conformance.Config{
-		Binary: programtest.Build(t, "testdata/plugin"),
+		Binary: programtest.Build(t, "../../test/lib/kitplugin"),
 		Args:   []string{mode, kind, state},
 		Config: []byte(`{"answer":"forty-two"}`),
 		Driver: storage.Driver{ID: "d", Endpoint: endpoint},
