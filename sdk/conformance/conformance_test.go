@@ -73,12 +73,6 @@ func fixture(t *testing.T, mode, kind string) (dir string, cfg conformance.Confi
 	if err := os.WriteFile(tokenFile, []byte(consulToken), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if strings.HasPrefix(mode, "own") {
-		return dir, conformance.Config{
-			Binary: programtest.Build(t, "../../test/lib/kitplugin"), Args: []string{mode, kind, state}, OwnBackend: true,
-			Config: []byte(`{"answer":"forty-two","jwks":"` + conformance.JWKSURL + `"}`),
-		}
-	}
 	return dir, conformance.Config{
 		Binary: programtest.Build(t, "../../test/lib/kitplugin"),
 		Args:   []string{mode, kind, state},

@@ -25,7 +25,8 @@ type hostSide struct {
 	pluginv1.UnimplementedStateServiceServer
 	server *http.Server
 	conns  chan net.Conn
-	closed chan struct{}
+	closed context.Context
+	end    context.CancelFunc
 	wait   sync.WaitGroup
 
 	mu     sync.Mutex
@@ -33,7 +34,8 @@ type hostSide struct {
 }
 
 func newHostSide() *hostSide {
-	h := &hostSide{conns: make(chan net.Conn), closed: make(chan struct{}), values: map[string][]byte{}}
+	h := &hostSide{conns: make(chan net.Conn), values: map[string][]byte{}}
+	h.closed, h.end = context.WithCancel(context.Background())
 	services, protocols := grpc.NewServer(), &http.Protocols{}
 	pluginv1.RegisterStateServiceServer(services, h)
 	protocols.SetUnencryptedHTTP2(true)
@@ -54,19 +56,10 @@ func newHostSide() *hostSide {
 // attach serves a process until its connection is closed.
 func (h *hostSide) attach(conn *grpc.ClientConn) {
 	h.wait.Go(func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		go func() { // ends with the above
-			select {
-			case <-h.closed:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
-		wire.Offer(ctx, conn, func(far net.Conn) {
+		wire.Offer(h.closed, conn, func(far net.Conn) {
 			select {
 			case h.conns <- far:
-			case <-h.closed:
+			case <-h.closed.Done():
 				_ = far.Close()
 			}
 		})
@@ -74,7 +67,7 @@ func (h *hostSide) attach(conn *grpc.ClientConn) {
 }
 
 func (h *hostSide) close() {
-	close(h.closed)
+	h.end()
 	_ = h.server.Close()
 	h.wait.Wait()
 }
@@ -84,7 +77,7 @@ func (h *hostSide) Accept() (net.Conn, error) {
 	select {
 	case conn := <-h.conns:
 		return conn, nil
-	case <-h.closed:
+	case <-h.closed.Done():
 		return nil, errors.New("the run is over")
 	}
 }

@@ -5,25 +5,25 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"sync"
+	"net/http/httptest"
 	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// jwts signs what an issuer gets to see whom a token is for (ES256, RFC 7518), and serves the key that verifies it.
+// jwts signs what an issuer gets to see whom a token is for, and serves the key that verifies it.
 type jwts struct {
-	key    *ecdsa.PrivateKey
-	keep   func(secret string)
-	server *http.Server
-	wait   sync.WaitGroup
+	jose.Signer
+	r      *run
+	server *httptest.Server
 }
 
 // ownBackend prepares a run with a plugin that has an issuer or a catalog of its own.
@@ -32,29 +32,16 @@ func (r *run) ownBackend() error {
 		return nil
 	}
 	r.cfg.Consul = service.Consul{Name: theCluster}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key := jose.JSONWebKey{Key: private, KeyID: theCluster, Algorithm: string(jose.ES256), Use: "sig"}
+	signer, signerErr := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key}, nil)
+	set, setErr := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{key.Public()}})
+	if err := errors.Join(err, signerErr, setErr); err != nil {
 		return fmt.Errorf("make a key for JWTs: %w", err)
 	}
-	point, err := key.PublicKey.Bytes() // 4, x, y (SEC 1, 2.3.3)
-	if err != nil {
-		return fmt.Errorf("make a key for JWTs: %w", err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return fmt.Errorf("serve the key of JWTs: %w", err)
-	}
-	set := encoded(map[string]any{"keys": []any{map[string]any{
-		"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": theCluster,
-		"x": base64.RawURLEncoding.EncodeToString(point[1:33]), "y": base64.RawURLEncoding.EncodeToString(point[33:]),
-	}}})
-	r.issues = &jwts{key: key, keep: r.keep, server: &http.Server{
-		ReadHeaderTimeout: callTime,
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(set) }),
-	}}
-	r.issues.wait.Go(func() { _ = r.issues.server.Serve(l) }) // close ends it
-	url := fmt.Sprintf("http://%s/.well-known/jwks.json", l.Addr())
-	r.cfg.Config = bytes.ReplaceAll(r.cfg.Config, []byte(JWKSURL), []byte(url))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(set) }))
+	r.issues = &jwts{Signer: signer, r: r, server: server}
+	r.cfg.Config = bytes.ReplaceAll(r.cfg.Config, []byte(JWKSURL), []byte(server.URL))
 	return nil
 }
 
@@ -68,36 +55,21 @@ func (j *jwts) sign(s identity.Subject, marker string) string {
 		return marker + "-jwt"
 	}
 	now := time.Now()
-	text := base64.RawURLEncoding.EncodeToString(encoded(map[string]any{"alg": "ES256", "typ": "JWT", "kid": theCluster})) +
-		"." + base64.RawURLEncoding.EncodeToString(encoded(map[string]any{
-		"iss": "pannier", "aud": []string{theCluster}, "sub": s.Namespace + "/" + s.Workload + "/" + s.Service,
-		"iat": now.Unix(), "nbf": now.Unix(), "exp": now.Add(checkTime).Unix(), "jti": rand.Text(),
+	text, _ := jwt.Signed(j).Claims(jwt.Claims{ // if it fails, the plugin refuses the empty text
+		Issuer: "pannier", Audience: jwt.Audience{theCluster}, Subject: s.Namespace + "/" + s.Workload + "/" + s.Service,
+		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), ID: rand.Text(),
+		Expiry: jwt.NewNumericDate(now.Add(checkTime)),
+	}).Claims(map[string]any{
 		"pannier_cluster": s.Cluster, "pannier_node": s.Node, "pannier_namespace": s.Namespace,
 		"pannier_workload": s.Workload, "pannier_service": s.Service,
-	}))
-	sum := sha256.Sum256([]byte(text))
-	a, b, err := ecdsa.Sign(rand.Reader, j.key, sum[:])
-	if err != nil {
-		return "" // which the plugin refuses
-	}
-	var signature [64]byte
-	a.FillBytes(signature[:32])
-	b.FillBytes(signature[32:])
-	text += "." + base64.RawURLEncoding.EncodeToString(signature[:])
-	j.keep(text)
+	}).Serialize()
+	j.r.keep(text)
 	return text
 }
 
 // close ends the server; j may be nil.
 func (j *jwts) close() {
 	if j != nil {
-		_ = j.server.Close()
-		j.wait.Wait()
+		j.server.Close()
 	}
-}
-
-// encoded returns JSON of a value that can be encoded.
-func encoded(v any) []byte {
-	text, _ := json.Marshal(v)
-	return text
 }

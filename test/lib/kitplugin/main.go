@@ -1,7 +1,7 @@
 // A plugin for the kit's tests: plugin MODE KIND STATE. MODE is "good" or says how it misbehaves, STATE is the
 // directory where its backend keeps everything. The backend itself is an HTTP server on the socket that a call
-// names. With a mode that begins with "own" it is an issuer or a catalog without Consul: it reaches no backend, verifies
-// the JWTs, and keeps in the host's state which tokens it has given.
+// names. With a mode that begins with "own" it is an issuer or a catalog without Consul: it reaches no backend, and
+// keeps in the host's state which tokens it has given.
 package main
 
 import (
@@ -84,7 +84,6 @@ type plugin struct {
 
 	mu     sync.Mutex
 	answer string          // the configuration
-	jwks   string          // the configuration of an issuer
 	seen   map[string]bool // what this process has done
 	copies map[string]bool // targets that are copies
 	busy   int
@@ -96,7 +95,6 @@ type plugin struct {
 func (p *plugin) decode(config []byte) (string, error) {
 	var c struct {
 		Answer string `json:"answer"`
-		JWKS   string `json:"jwks"`
 	}
 	if p.mode == "careless" && !strings.HasPrefix(string(config), "{") {
 		return "", nil
@@ -111,9 +109,6 @@ func (p *plugin) decode(config []byte) (string, error) {
 	}
 	if err != nil && p.mode == "wrong-code" {
 		err = status.Error(codes.Internal, err.Error())
-	}
-	if err == nil && c.JWKS != "" {
-		p.jwks = c.JWKS
 	}
 	return c.Answer, err
 }
