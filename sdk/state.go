@@ -21,7 +21,8 @@ import (
 // out again or done again: what must last is in the ledger, through the host's API.
 //
 // A plugin has at most 1,000 keys and 1 MiB, keys and values counted, unless state_limit in its plugin block says
-// another size. A key has 1 to 256 bytes of UTF-8, a value at most 32 KiB. During a swap the old and the new process share the state: use CompareAndSwap where both may write.
+// another size. A key has 1 to 256 bytes of UTF-8, a value at most 32 KiB. During a swap
+// the old and the new process share the state: use CompareAndSwap where both may write.
 //
 // While no host runs, calls wait until their context ends. Errors are gRPC status
 // errors.

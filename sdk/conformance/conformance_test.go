@@ -74,7 +74,7 @@ func fixture(t *testing.T, mode, kind string) (dir string, cfg conformance.Confi
 		t.Fatal(err)
 	}
 	return dir, conformance.Config{
-		Binary: programtest.Build(t, "../../test/lib/kitplugin"),
+		Binary: programtest.Build(t, "../../test/lib/testdata/kitplugin"),
 		Args:   []string{mode, kind, state},
 		Config: []byte(`{"answer":"forty-two"}`),
 		Driver: storage.Driver{ID: "d", Endpoint: endpoint},

@@ -45,8 +45,8 @@ func (r *run) ownBackend() error {
 	return nil
 }
 
-// sign returns a JWT as a host makes it, or else, if the plugin has no issuer of its own, one that nobody accepts; empty
-// if that has no marker.
+// sign returns a JWT as a host makes it, or else, if the plugin has no issuer of its own, one that nobody accepts;
+// empty if that has no marker.
 func (j *jwts) sign(s identity.Subject, marker string) string {
 	if j == nil {
 		if marker == "" {

@@ -134,7 +134,7 @@ func (r *run) asksFor(at backend, t identity.Token, secret string) {
 		if deleteErr := r.delete(ctx, t.Accessor); deleteErr != nil {
 			return errors.Join(err, fmt.Errorf("it could not be deleted: %w", deleteErr))
 		}
-		return errors.Join(err, errors.New("Revoke did not end it, and the kit has deleted it"))
+		return errors.Join(err, errors.New("it was not ended by Revoke, and the kit has deleted it"))
 	})
 }
 

@@ -50,7 +50,9 @@ func Offer(ctx context.Context, conn *grpc.ClientConn, accept func(net.Conn)) {
 }
 
 // offer opens a connection, and returns nil when the process has begun to use it. release is called when it has ended.
-func offer(ctx context.Context, conn *grpc.ClientConn, running *sync.WaitGroup, accept func(net.Conn), release func()) error {
+func offer(ctx context.Context, conn *grpc.ClientConn, running *sync.WaitGroup, accept func(net.Conn),
+	release func(),
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	end := func() { cancel(); release() }
 	stream, err := pluginv1.NewHostServiceClient(conn).Connect(ctx)

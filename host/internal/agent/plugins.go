@@ -298,9 +298,9 @@ func (a *address) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*string)(a))
 }
 
-// debugged lets the plugins that its file names, or else PANNIER_REATTACH_PLUGINS, pass their calls on to processes that
-// their authors debug: the processes that the agent starts are told where those listen. Both have a JSON object, as such
-// a process prints it, or as Terraform's TF_REATTACH_PROVIDERS.
+// debugged lets the plugins that the file names, or else PANNIER_REATTACH_PLUGINS, pass their calls on to processes
+// that their authors debug: the processes that the agent starts are told where those listen. Both have a JSON object,
+// as such a process prints it, or as Terraform's TF_REATTACH_PROVIDERS.
 func debugged(plugins []supervisor.Plugin, dataDir string) ([]supervisor.Plugin, error) {
 	from := filepath.Join(dataDir, reattachFile)
 	text, err := os.ReadFile(from)

@@ -107,10 +107,10 @@ func (s *states) update(plugin, key string, value []byte, condition func(now *en
 		if err != nil || !condition(now) {
 			return err
 		}
-		if full = wire.CheckState(keys, size, s.limit(plugin)); full != nil {
-			return nil
+		if full = wire.CheckState(keys, size, s.limit(plugin)); full == nil {
+			err = of(plugin).Put(tx, key, &entry{value})
 		}
-		return of(plugin).Put(tx, key, &entry{value})
+		return err
 	})
 	if err != nil || full == nil {
 		return err

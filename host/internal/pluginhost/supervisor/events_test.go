@@ -339,8 +339,8 @@ func mustReady(t *testing.T, s *supervisor.Supervisor) {
 	handle.Release()
 }
 
-// A plugin without the SDK ends with gRPC's GracefulStop, which waits for the streams that go-plugin's client holds: the
-// host hangs up.
+// A plugin without the SDK ends with gRPC's GracefulStop, which waits for the streams that go-plugin's client holds:
+// the host hangs up.
 func TestPlainPluginEndsByItself(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.StopTimeout = 2 * time.Minute

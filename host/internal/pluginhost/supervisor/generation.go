@@ -104,23 +104,21 @@ func (g *generation) answers(ctx context.Context, timeout time.Duration) bool {
 func (g *generation) Stop(ctx context.Context) error {
 	g.health.close()
 	g.events.opened(ctx) // otherwise the plugin would not wait until we have its last events
-	hangUp, err := wire.Stop(ctx, g.conn)
-	if err != nil {
-		return nil // it is ended
-	}
-	drained := g.Drained()
-	if g.Retire(); !hangUp {
-		drained = nil
-	}
-	select {
-	case <-drained:
-		_ = g.conn.Close()
-	case <-g.Done():
-	case <-ctx.Done():
-	}
-	select {
-	case <-g.Done():
-	case <-ctx.Done():
+	if hangUp, err := wire.Stop(ctx, g.conn); err == nil {
+		drained := g.Drained()
+		if g.Retire(); !hangUp {
+			drained = nil
+		}
+		select {
+		case <-drained:
+			_ = g.conn.Close()
+		case <-g.Done():
+		case <-ctx.Done():
+		}
+		select {
+		case <-g.Done():
+		case <-ctx.Done():
+		}
 	}
 	return nil // what is left is ended
 }
