@@ -198,7 +198,15 @@ func (b backend) registers(i registration.Instance, err error) {
 	}
 	b.r.makes("service "+i.ID, func(ctx context.Context, p *process) error {
 		return insist(ctx, func(ctx context.Context) error {
-			return registration.NewClient(p.conn).Deregister(ctx, b.consul, i.Owner, i.ID)
+			client := registration.NewClient(p.conn)
+			if err := client.Deregister(ctx, b.consul, i.Owner, i.ID); err != nil {
+				return err
+			}
+			_, changes, err := client.Sync(ctx, b.consul, registration.SyncRequest{Owner: i.Owner})
+			if err == nil && len(changes) > 0 {
+				err = fmt.Errorf("it was not removed by Deregister: Sync says %v", changes)
+			}
+			return err
 		})
 	})
 }
