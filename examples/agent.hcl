@@ -44,6 +44,7 @@ plugin "csi-bridge" {
 
   version         = "~> 1.2" # default: any
   keep_versions   = 3        # copies that served, to go back to
+  state_limit     = "2MiB"   # what the agent keeps for it; default "1MiB"
   rollback_window = "30s"    # after a swap, a failure brings back the one before
 }
 

@@ -20,8 +20,9 @@ import (
 // host, however they end. A loss of power may undo the last seconds of writes, so the state is for what can be found
 // out again or done again: what must last is in the ledger, through the host's API.
 //
-// A plugin has at most 1,000 keys and 1 MiB, keys and values counted. A key has 1 to 256 bytes of UTF-8, a value at
-// most 32 KiB. During a swap the old and the new process share the state: use CompareAndSwap where both may write.
+// A plugin has at most 1,000 keys and 1 MiB, keys and values counted, unless state_limit in its plugin block says
+// another size. A key has 1 to 256 bytes of UTF-8, a value at most 32 KiB. During a swap
+// the old and the new process share the state: use CompareAndSwap where both may write.
 //
 // While no host runs, calls wait until their context ends. Errors are gRPC status
 // errors.
@@ -55,8 +56,8 @@ func (s *State) Get(ctx context.Context, key string) (value []byte, found bool, 
 	return res.GetValue(), err == nil, err
 }
 
-// Put stores a value. Errors: InvalidArgument for a key or value out of bounds; ResourceExhausted if the state would
-// be too large, or the host's disk is full.
+// Put stores a value. Errors: InvalidArgument for a key or value out of bounds; ResourceExhausted, at once, if the
+// state would be too large, or the host's disk is full: delete keys, a repetition fails again.
 func (s *State) Put(ctx context.Context, key string, value []byte) error {
 	_, err := s.rpc.Put(ctx, &pluginv1.PutRequest{Key: key, Value: value})
 	return err

@@ -17,6 +17,7 @@ import (
 
 // backend is what calls are made for: a CSI driver or a Consul, depending on the kind.
 type backend struct {
+	r      *run
 	driver storage.Driver
 	consul service.Consul
 	marker string // prefix of the secrets that are passed
@@ -38,7 +39,7 @@ func (r *run) asked() backend {
 
 func (r *run) real() backend {
 	return backend{
-		driver: r.cfg.Driver, consul: r.cfg.Consul, marker: r.secret, dir: filepath.Join(r.dir, "none"),
+		r: r, driver: r.cfg.Driver, consul: r.cfg.Consul, marker: r.secret, dir: filepath.Join(r.dir, "none"),
 		proxy: r.cfg.ProxyID, patience: callTime / 2,
 	}
 }
@@ -49,7 +50,7 @@ func (r *run) away() backend { return r.at(filepath.Join(r.dir, "away.sock"), r.
 // at returns a backend on a socket, with a secret to pass.
 func (r *run) at(socket, secret string) backend {
 	return backend{
-		driver: storage.Driver{ID: "conformance", Endpoint: "unix://" + socket},
+		r: r, driver: storage.Driver{ID: "conformance", Endpoint: "unix://" + socket},
 		consul: service.Consul{
 			Name: service.DefaultConsul, Address: "unix://" + socket, GRPCAddress: "unix://" + socket,
 			TokenFile: r.tokenFile(secret),

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
-	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 var callChecks = []*Check{
@@ -101,14 +101,7 @@ func (c *checking) name() string { return "conf-" + strings.ReplaceAll(c.check.I
 // alike compares the results of all methods.
 func alike(a string, resultsA map[string]error, b string, resultsB map[string]error) error {
 	for name, err := range resultsA {
-		was, is := "success", "success"
-		if err != nil {
-			was = outcome(err)
-		}
-		if err := resultsB[name]; err != nil {
-			is = outcome(err)
-		}
-		if was != is {
+		if was, is := outcome(err), outcome(resultsB[name]); was != is {
 			return fmt.Errorf("%s of %s gives %.200q, of %s %.200q", name, a, was, b, is)
 		}
 	}
@@ -191,8 +184,10 @@ func checkCancel(ctx context.Context, r *run, c *checking, p *process) error {
 	// that waits for calls.
 	stopCtx, cancelStop := context.WithTimeout(ctx, callTime)
 	defer cancelStop()
-	if _, err := p.api.Stop(stopCtx, &pluginv1.StopRequest{}); err != nil {
+	if hangUp, err := wire.Stop(stopCtx, p.conn); err != nil {
 		return fmt.Errorf("stop: %w", err)
+	} else if hangUp {
+		_ = p.conn.Close()
 	}
 	if !p.ended(afterCancel) {
 		return fmt.Errorf("calls that were cancelled %v ago still hold up the end of its process", afterCancel)

@@ -114,6 +114,7 @@ var startChecks = []*Check{
 				return err
 			}
 			defer conn.Close()
+			r.host.attach(conn)
 			return same("before", before, "to the restarted host", r.kind.asked(ctx, conn, r.asked()))
 		}),
 	},

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 var stopChecks = []*Check{
@@ -156,9 +156,10 @@ func checkInFlight(ctx context.Context, r *run, c *checking) error {
 	select {
 	case <-slow.came:
 	case err := <-answer:
-		return skip(fmt.Sprintf("its call does not wait for the backend: %.100s", outcome(orSuccess(err))))
+		return skip(fmt.Sprintf("its call does not wait for the backend: %.100s", outcome(err)))
 	}
-	if _, err := p.api.Stop(callCtx, &pluginv1.StopRequest{}); err != nil {
+	hangUp, err := wire.Stop(callCtx, p.conn)
+	if err != nil {
 		return fmt.Errorf("stop: %w", err)
 	}
 	if p.ended(underway) {
@@ -168,6 +169,9 @@ func checkInFlight(ctx context.Context, r *run, c *checking) error {
 	switch err := <-answer; status.Code(err) {
 	case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded, codes.Unknown:
 		return fmt.Errorf("the call was cut: %w", err)
+	}
+	if hangUp {
+		_ = p.conn.Close()
 	}
 	if !p.ended(stopTime) {
 		return fmt.Errorf("it still runs %v after its last call", stopTime)

@@ -20,7 +20,7 @@ var volumeChecks = []*Check{
 	{
 		ID:    "volume.capacity",
 		kind:  storage.Kind,
-		Says:  "A new volume's capacity is within the requested bounds, in the answer and in the published file system.",
+		Says:  "A new volume's capacity is within the requested bounds, in the answer and in the published file system; or Create fails with OutOfRange.",
 		Fix:   "Make the volume as large as capacity_min demands and no larger than capacity_max, or return OutOfRange. Report the real capacity.",
 		after: stored,
 		run:   inLab(checkCapacity),
@@ -36,7 +36,7 @@ var volumeChecks = []*Check{
 	{
 		ID:    "volume.same",
 		kind:  storage.Kind,
-		Says:  "Create with the name of an existing volume returns that volume with its data, or AlreadyExists if the request does not fit it.",
+		Says:  "Create with the name of an existing volume returns that volume with its data, or, if the request does not fit it, AlreadyExists, or OutOfRange for a capacity that the driver never makes.",
 		Fix:   "Store with a volume what it was made from. Compare capacity, source and parameters before you return an existing volume.",
 		after: append([]string{"data.kept"}, stored...),
 		run:   inLab(checkSame),
@@ -114,7 +114,10 @@ func checkCapacity(ctx context.Context, l *lab) error {
 	}
 	const limit = 2 * volumeSize
 	v.request.CapacityMax = limit
-	if err := l.made(ctx, v); err != nil {
+	switch err := l.made(ctx, v); {
+	case status.Code(err) == codes.OutOfRange:
+		return nil // the driver makes volumes of other sizes
+	case err != nil:
 		return err
 	}
 	if v.capacity != 0 && (v.capacity < volumeSize || v.capacity > limit) {
@@ -159,13 +162,14 @@ func checkExpanded(ctx context.Context, l *lab) error {
 	if err != nil {
 		return err
 	}
-	online := l.fp.Controller.OnlineExpand
+	was := max(v.capacity, volumeSize)
+	online, size := l.fp.Controller.OnlineExpand, 2*was
 	if online {
-		err = l.expand(ctx, v, 2*volumeSize)
+		err = l.expand(ctx, v, size)
 		online = status.Code(err) != codes.FailedPrecondition // it is in use
 	}
 	if !online {
-		err = l.expandUnused(ctx, v, 2*volumeSize)
+		err = l.expandUnused(ctx, v, size)
 	}
 	if err != nil {
 		return err
@@ -177,8 +181,8 @@ func checkExpanded(ctx context.Context, l *lab) error {
 	if err != nil {
 		return err
 	}
-	if recorded != 0 && recorded < 2*volumeSize {
-		return fmt.Errorf("it was expanded to %d bytes, and Get reports %d", 2*volumeSize, recorded)
+	if recorded != 0 && recorded < size {
+		return fmt.Errorf("it was expanded to %d bytes, and Get reports %d", size, recorded)
 	}
 	after, err := l.fileSystem(ctx, v)
 	switch {
@@ -186,9 +190,9 @@ func checkExpanded(ctx context.Context, l *lab) error {
 		return err
 	case after.shared:
 		return errShared
-	case after.total < before.total+usable(volumeSize):
+	case after.total < before.total+usable(was):
 		return fmt.Errorf("it was expanded from %d to %d bytes, and the published file system had %d bytes and has %d",
-			volumeSize, 2*volumeSize, before.total, after.total)
+			was, size, before.total, after.total)
 	}
 	return nil
 }
@@ -250,7 +254,6 @@ func checkSame(ctx context.Context, l *lab) error {
 	if err != nil {
 		return err
 	}
-	v.request.CapacityMax = volumeSize * 3 / 2
 	if err := l.made(ctx, v); err != nil {
 		return err
 	}
@@ -275,13 +278,13 @@ func checkSame(ctx context.Context, l *lab) error {
 		return skip("the same request returns the same volume; a driver that reports no capacity can be asked for no other")
 	}
 	other := v.request
-	other.CapacityMin, other.CapacityMax = 2*volumeSize, 0
+	other.CapacityMin = 2 * capacity
 	err = insist(ctx, func(ctx context.Context) error {
 		_, err := l.client().Create(ctx, v.driver, other)
 		return err
 	})
-	if status.Code(err) != codes.AlreadyExists {
-		return fmt.Errorf("to create the volume with %d bytes again, with at least %d: got %w, want AlreadyExists",
+	if code := status.Code(err); code != codes.AlreadyExists && code != codes.OutOfRange {
+		return fmt.Errorf("to create the volume with %d bytes again, with at least %d: got %w, want AlreadyExists or OutOfRange",
 			capacity, other.CapacityMin, orSuccess(err))
 	}
 	return v.has("a", content, "after a Create that was refused")

@@ -35,10 +35,17 @@ type Config struct {
 	Consul service.Consul
 	// ProxyID is the service id of a proxy that is registered there, for testing a bootstrap plugin.
 	ProxyID string
+	// OwnBackend says that an identity or registration plugin has an issuer or a catalog of its own, which Config
+	// names, and uses no Consul. Its calls name none, and an issuer gets JWTs: JWKSURL in Config becomes the URL of
+	// the key set that verifies them.
+	OwnBackend bool
 
 	// Listen are the names of the listening sockets of a front door, as in its listen blocks; empty: http.
 	Listen []string
 }
+
+// JWKSURL stands in Config.Config for the URL of the JSON Web Key Set of the kit, in place of an agent's.
+const JWKSURL = "JWKS_URL"
 
 // Driver returns a CSI driver at an endpoint: unix:///path, or a path.
 func Driver(endpoint string) storage.Driver {

@@ -30,6 +30,13 @@ func needsConsul(cfg *Config) string {
 	return ""
 }
 
+func needsBackend(cfg *Config) string {
+	if why := needsConsul(cfg); why != "" && !cfg.OwnBackend {
+		return why + ", or a backend of its own (-own-backend, Config.OwnBackend)"
+	}
+	return ""
+}
+
 var identityKind = &kind{
 	service: identityv1.File_pannier_plugin_identity_v1_identity_proto.Services().ByName("IdentityService"),
 	// Use a cluster that does not exist, because other checks make tokens at the same time.
@@ -39,8 +46,11 @@ var identityKind = &kind{
 	},
 	methods: []method{
 		{"Derive", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-			_, _, err := identity.NewClient(conn).Derive(ctx, at.consul,
-				identity.DeriveRequest{ID: uuid(), Subject: subject(name), JWT: at.marker + "-jwt"})
+			req := identity.DeriveRequest{ID: uuid(), Subject: subject(name), JWT: at.r.issues.sign(subject(name), at.marker)}
+			_, secret, err := identity.NewClient(conn).Derive(ctx, at.consul, req)
+			if err == nil && secret != "" || at.r.cfg.OwnBackend {
+				at.r.asksFor(at, asked(req.ID, name), secret)
+			}
 			return err
 		}},
 		{"Read", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, _ string) error {
@@ -55,7 +65,7 @@ var identityKind = &kind{
 			return err
 		}},
 	},
-	missing: needsConsul,
+	missing: needsBackend,
 	job:     identityJob,
 	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
 		_, err := identity.NewClient(conn).List(ctx, at.consul, theCluster)
@@ -91,9 +101,9 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 	id, secret := uuid(), ""
 	return []step{
 		{name: "Derive", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-			r.asksFor(asked(id, name), secret)
+			r.asksFor(r.real(), asked(id, name), secret)
 			token, s, err := identity.NewClient(conn).Derive(ctx, r.cfg.Consul,
-				identity.DeriveRequest{ID: id, Subject: subject(name)})
+				identity.DeriveRequest{ID: id, Subject: subject(name), JWT: r.issues.sign(subject(name), "")})
 			switch {
 			case err != nil:
 				return "", err
@@ -103,7 +113,7 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 				return "", fmt.Errorf("the token is for %+v", token.Subject)
 			}
 			secret = s
-			r.asksFor(asked(id, name), s)
+			r.asksFor(r.real(), asked(id, name), s)
 			return fmt.Sprintf("token %s with the secret %x", token.Accessor, digest(s)), nil
 		}},
 		{name: "Read", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
@@ -130,7 +140,9 @@ var registrationKind = &kind{
 	},
 	methods: []method{
 		{"Register", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-			_, err := registration.NewClient(conn).Register(ctx, at.consul, markedInstance(at, name))
+			i := markedInstance(at, name)
+			_, err := registration.NewClient(conn).Register(ctx, at.consul, i)
+			at.registers(i, err)
 			return err
 		}},
 		{"Deregister", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
@@ -141,6 +153,7 @@ var registrationKind = &kind{
 			i := markedInstance(at, name)
 			_, _, err := registration.NewClient(conn).Sync(ctx, at.consul,
 				registration.SyncRequest{Owner: i.Owner, Instances: []registration.Instance{i}})
+			at.registers(i, err)
 			return err
 		}},
 		{"Heartbeat", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
@@ -148,7 +161,7 @@ var registrationKind = &kind{
 				[]registration.Beat{{ID: instance(name).ID, Healthy: true}})
 		}},
 	},
-	missing: needsConsul,
+	missing: needsBackend,
 	job:     registrationJob,
 	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
 		i := instance("gone")
@@ -178,8 +191,29 @@ func markedInstance(at backend, name string) registration.Instance {
 	return i
 }
 
+// registers records an instance that a call has registered, or may have.
+func (b backend) registers(i registration.Instance, err error) {
+	if err != nil && !b.r.cfg.OwnBackend {
+		return
+	}
+	b.r.makes("service "+i.ID, func(ctx context.Context, p *process) error {
+		return insist(ctx, func(ctx context.Context) error {
+			client := registration.NewClient(p.conn)
+			if err := client.Deregister(ctx, b.consul, i.Owner, i.ID); err != nil {
+				return err
+			}
+			_, changes, err := client.Sync(ctx, b.consul, registration.SyncRequest{Owner: i.Owner})
+			if err == nil && len(changes) > 0 {
+				err = fmt.Errorf("it was not removed by Deregister: Sync says %v", changes)
+			}
+			return err
+		})
+	})
+}
+
 func registrationJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name string) ([]step, error) {
 	i := instance(name)
+	r.real().registers(i, nil)
 	return []step{
 		{name: "Register", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
 			proxy, err := registration.NewClient(conn).Register(ctx, r.cfg.Consul, i)
@@ -202,6 +236,13 @@ func registrationJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name
 		}},
 		{name: "Deregister", undo: true, do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
 			return "", registration.NewClient(conn).Deregister(ctx, r.cfg.Consul, i.Owner, i.ID)
+		}},
+		{name: "Sync of nothing", undo: true, do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			_, changes, err := registration.NewClient(conn).Sync(ctx, r.cfg.Consul, registration.SyncRequest{Owner: i.Owner})
+			if err == nil && len(changes) > 0 {
+				err = fmt.Errorf("what was deregistered is still there: %v", changes)
+			}
+			return "", err
 		}},
 	}, nil
 }

@@ -3,6 +3,7 @@ module github.com/pannier/pannier/sdk/conformance
 go 1.26.8
 
 require (
+	github.com/go-jose/go-jose/v4 v4.1.8
 	github.com/hashicorp/go-hclog v1.6.3
 	github.com/hashicorp/go-plugin v1.8.0
 	github.com/hashicorp/go-version v1.9.0

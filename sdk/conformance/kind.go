@@ -98,9 +98,11 @@ func (k *kind) asked(ctx context.Context, conn grpc.ClientConnInterface, at back
 	return answer
 }
 
-// outcome is how a host treats an error: it retries, or uses the code.
+// outcome is how a host treats an answer: it retries an error, or uses the code.
 func outcome(err error) string {
 	switch code := status.Code(err); code {
+	case codes.OK:
+		return "success"
 	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted:
 		return "an error that is retried"
 	default:

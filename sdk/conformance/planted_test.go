@@ -17,27 +17,30 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// planted are the faults of a storage plugin that cost data, or that a workload notices as wrong data, with the
-// check that must find each of them. Other checks may find it too.
-var planted = []struct{ mode, check, says string }{
-	{"loses-at-unpublish", "data.kept", "after Unpublish and Publish: the file that was written is not there"},
-	{"loses-at-unstage", "data.kept", "after Unstage and Stage: the file that was written is not there"},
-	{"serves-tmpfs", "data.kept", "after Unpublish and Publish: the file that was written is not there"},
-	{"ignores-read-only", "data.read-only", "through a read-only target"},
-	{"stacks", "work.repeat", "2 mounts are stacked at the target path"},
-	{"empties-published", "mount.once", "published again: the file that was written is not there"},
-	{"leaves-target", "mount.gone", "the target path still exists"},
-	{"keeps-staged", "mount.gone", "still mounted at the staging path"},
-	{"keeps-deleted", "volume.deleted", "after Delete: got success, want NotFound"},
-	{"any-size", "volume.capacity", "at most"},
-	{"claims-to-expand", "volume.expanded", "it was expanded from"},
-	{"takes-any", "volume.same", "got success, want AlreadyExists"},
-	{"loses-entries", "volume.listed", "in pages of one the list lacks"},
-	{"follows", "snapshot.content", "in a volume from the snapshot: the file has another content"},
-	{"same-clone", "clone.content", "in the source, after a write to the clone"},
-	{"constant-stats", "stats.moves", "bytes were used before"},
-	{"never-sick", "fingerprint.follows", "the driver is away: it is not reported"},
-	{"races", "mount.together", "mounts are stacked at the"},
+// planted are the faults of a plugin that cost data, that a workload notices as wrong data, or that leave an access
+// which should have ended, with the check that must find each of them. Other checks may find it too.
+var planted = []struct{ mode, kind, check, says string }{
+	{"loses-at-unpublish", "storage", "data.kept", "after Unpublish and Publish: the file that was written is not there"},
+	{"loses-at-unstage", "storage", "data.kept", "after Unstage and Stage: the file that was written is not there"},
+	{"serves-tmpfs", "storage", "data.kept", "after Unpublish and Publish: the file that was written is not there"},
+	{"ignores-read-only", "storage", "data.read-only", "through a read-only target"},
+	{"stacks", "storage", "work.repeat", "2 mounts are stacked at the target path"},
+	{"empties-published", "storage", "mount.once", "published again: the file that was written is not there"},
+	{"leaves-target", "storage", "mount.gone", "the target path still exists"},
+	{"keeps-staged", "storage", "mount.gone", "still mounted at the staging path"},
+	{"keeps-deleted", "storage", "volume.deleted", "after Delete: got success, want NotFound"},
+	{"any-size", "storage", "volume.capacity", "at most"},
+	{"claims-to-expand", "storage", "volume.expanded", "it was expanded from"},
+	{"takes-any", "storage", "volume.same", "got success, want AlreadyExists"},
+	{"loses-entries", "storage", "volume.listed", "in pages of one the list lacks"},
+	{"follows", "storage", "snapshot.content", "in a volume from the snapshot: the file has another content"},
+	{"same-clone", "storage", "clone.content", "in the source, after a write to the clone"},
+	{"constant-stats", "storage", "stats.moves", "bytes were used before"},
+	{"never-sick", "storage", "fingerprint.follows", "the driver is away: it is not reported"},
+	{"races", "storage", "mount.together", "mounts are stacked at the"},
+	{"own-revokes-not", "identity", "token.refused", "its issuer still accepts it"},
+	{"keeps-registered", "registration", "work.whole", "what was deregistered is still there"},
+	{"own-keeps-registered", "registration", "work.whole", "what was deregistered is still there"},
 }
 
 // caught counts the planted faults that their check has found.
@@ -52,7 +55,7 @@ func TestPlanted(t *testing.T) {
 		}
 		t.Run(tc.mode, func(t *testing.T) {
 			t.Parallel()
-			results := check(t, tc.mode, "storage", one).Results
+			results := check(t, tc.mode, tc.kind, one).Results
 			at := slices.IndexFunc(results, func(res conformance.Result) bool { return res.ID == tc.check })
 			switch {
 			case at < 0:

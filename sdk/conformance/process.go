@@ -108,6 +108,7 @@ func (p *process) connect() error {
 	}
 	p.conn = raw.(*grpc.ClientConn) // wire.Plugins returns nothing else
 	p.api = pluginv1.NewPluginServiceClient(p.conn)
+	p.r.host.attach(p.conn)
 	// The plugin has read the file; a host removes it too.
 	return os.Remove(filepath.Join(p.socket, "tls.pem"))
 }
@@ -160,8 +161,10 @@ func (p *process) stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	began := time.Now()
-	if _, err := p.api.Stop(ctx, &pluginv1.StopRequest{}); err != nil {
+	if hangUp, err := wire.Stop(ctx, p.conn); err != nil {
 		return fmt.Errorf("stop: %w", err)
+	} else if hangUp {
+		_ = p.conn.Close()
 	}
 	if !p.ended(stopTime - time.Since(began)) {
 		return fmt.Errorf("it still runs %v after Stop", stopTime)

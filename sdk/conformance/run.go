@@ -5,13 +5,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
-	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/wire"
 )
 
@@ -33,7 +34,7 @@ func runChecks(ctx context.Context, cfg Config, checks []*Check) (*Report, error
 		return nil, err
 	}
 	r.all(ctx, checks)
-	r.revokeLeft(context.WithoutCancel(ctx))
+	r.removeMade(context.WithoutCancel(ctx))
 	if err := r.clear(); err != nil {
 		return nil, err
 	}
@@ -58,8 +59,15 @@ func newRun(cfg Config) (*run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the directory of the run: %w", err)
 	}
-	r := &run{cfg: cfg, dir: dir, heard: &heard{}, tokens: map[identity.Token]string{}, secret: "s3cr3t-" + rand.Text()}
-	if r.authority, err = wire.NewAuthority(); err != nil {
+	r := &run{
+		cfg: cfg, dir: dir, heard: &heard{}, host: newHostSide(), made: map[string]func(context.Context, *process) error{},
+		secret: "s3cr3t-" + rand.Text(),
+	}
+	r.authority, err = wire.NewAuthority()
+	if err == nil {
+		err = r.ownBackend()
+	}
+	if err != nil {
 		return nil, errors.Join(err, r.clear())
 	}
 	return r, nil
@@ -71,6 +79,8 @@ type run struct {
 	dir       string
 	authority *wire.Authority
 	heard     *heard
+	host      *hostSide
+	issues    *jwts  // nil: the plugin's backend is not its own
 	secret    string // prefix of every secret that the kit passes
 	report    Report
 	kind      *kind // set once info.kind has passed
@@ -78,9 +88,9 @@ type run struct {
 	mu        sync.Mutex
 	processes []*process
 	folders   int
-	given     []string                  // secrets that a backend has issued
-	tokens    map[identity.Token]string // that the kit asked for, and their secrets
-	only      sync.Mutex                // held by the check that works with Config.Volume
+	given     []string // secrets that a backend has issued
+	made      map[string]func(context.Context, *process) error
+	only      sync.Mutex // held by the check that works with Config.Volume
 }
 
 // checking is a check in progress.
@@ -212,8 +222,38 @@ func (r *run) folder() (string, error) {
 	return path, os.Mkdir(path, 0o700)
 }
 
+// makes records that a call may have made something in a backend, and how to remove it.
+func (r *run) makes(what string, remove func(context.Context, *process) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.made[what] = remove
+}
+
+// removeMade removes what calls may have made and no other call has removed. It reports what the plugin cannot remove.
+func (r *run) removeMade(ctx context.Context) {
+	if len(r.made) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTime/2)
+	defer cancel()
+	c := &checking{}
+	defer c.end()
+	p, err := r.up(ctx, c)
+	for _, what := range slices.Sorted(maps.Keys(r.made)) {
+		left := err
+		if err == nil {
+			left = r.made[what](ctx, p)
+		}
+		if left != nil {
+			r.leave("%s: %v", what, left)
+		}
+	}
+}
+
 // clear removes the run's directory, and nothing that is still mounted in it.
 func (r *run) clear() error {
+	r.host.close()
+	r.issues.close()
 	r.unmountBelow(r.dir)
 	if points, err := mountsBelow(r.dir); err != nil || len(points) > 0 {
 		return err

@@ -13,7 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
@@ -22,8 +23,8 @@ import (
 var tokenChecks = []*Check{{
 	ID:    "token.refused",
 	kind:  identity.Kind,
-	Says:  "Consul accepts a token that was derived, and refuses it as soon as Revoke has returned; List and other tokens agree.",
-	Fix:   "In Revoke, delete the token (or log out) and read it with consistency until Consul does not know it.",
+	Says:  "The issuer, such as Consul, accepts a token that was derived, and refuses it as soon as Revoke has returned; List and other tokens agree.",
+	Fix:   "In Revoke, delete the token (or log out) and read it with consistency until the issuer does not know it.",
 	after: append([]string{"work.repeat"}, worked...),
 	run:   checkTokenRefused,
 }}
@@ -40,7 +41,7 @@ func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 		if secrets[n], err = r.derived(ctx, client, ids[n], c.name()); err != nil {
 			return err
 		}
-		if err := r.accepted(ctx, secrets[n]); err != nil {
+		if err := r.accepted(ctx, client, secrets[n]); err != nil {
 			return err
 		}
 		has, err := settled(ctx, true, func() (bool, error) { return r.lists(ctx, client, ids[n]) })
@@ -56,11 +57,11 @@ func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 	}); err != nil {
 		return fmt.Errorf("revoke a token: %w", err)
 	}
-	switch still, err := r.accepts(ctx, secrets[0]); {
+	switch still, err := r.accepts(ctx, client, secrets[0]); {
 	case err != nil:
 		return err
 	case still:
-		return errors.New("a token was revoked with success, and Consul still accepts it")
+		return errors.New("a token was revoked with success, and its issuer still accepts it")
 	}
 	switch still, err := settled(ctx, false, func() (bool, error) { return r.lists(ctx, client, ids[0]) }); {
 	case err != nil:
@@ -68,11 +69,11 @@ func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 	case still:
 		return errors.New("a token was revoked with success, and List still has it")
 	}
-	switch other, err := r.accepts(ctx, secrets[1]); {
+	switch other, err := r.accepts(ctx, client, secrets[1]); {
 	case err != nil:
 		return err
 	case !other:
-		return errors.New("a token was revoked, and Consul no longer accepts another one of the workload")
+		return errors.New("a token was revoked, and its issuer no longer accepts another one of the workload")
 	}
 	return insist(ctx, func(ctx context.Context) error {
 		return client.Revoke(ctx, r.cfg.Consul, asked(ids[1], c.name()), secrets[1])
@@ -81,26 +82,27 @@ func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 
 // derived returns the secret of a new token.
 func (r *run) derived(ctx context.Context, client identity.Identity, id, name string) (secret string, err error) {
-	r.asksFor(asked(id, name), "")
+	r.asksFor(r.real(), asked(id, name), "")
 	err = insist(ctx, func(ctx context.Context) (err error) {
-		_, secret, err = client.Derive(ctx, r.cfg.Consul, identity.DeriveRequest{ID: id, Subject: subject(name)})
+		_, secret, err = client.Derive(ctx, r.cfg.Consul,
+			identity.DeriveRequest{ID: id, Subject: subject(name), JWT: r.issues.sign(subject(name), "")})
 		return err
 	})
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("derive a token: %w", err)
 	case secret == "":
-		return "", skip("needs a Consul with ACLs")
+		return "", skip("needs an issuer that gives tokens, such as a Consul with ACLs")
 	}
-	r.asksFor(asked(id, name), secret)
+	r.asksFor(r.real(), asked(id, name), secret)
 	return secret, nil
 }
 
 // accepted waits until Consul accepts a new token.
-func (r *run) accepted(ctx context.Context, secret string) error {
-	accepted, err := settled(ctx, true, func() (bool, error) { return r.accepts(ctx, secret) })
+func (r *run) accepted(ctx context.Context, client identity.Identity, secret string) error {
+	accepted, err := settled(ctx, true, func() (bool, error) { return r.accepts(ctx, client, secret) })
 	if err == nil && !accepted {
-		err = errors.New("a token was derived, and Consul does not accept it")
+		err = errors.New("a token was derived, and its issuer does not accept it")
 	}
 	return err
 }
@@ -116,55 +118,33 @@ func settled(ctx context.Context, want bool, ask func() (bool, error)) (answer b
 	}
 }
 
-// asksFor records a token that the kit asks for, to remove it at the end. secret is empty until it is known.
-func (r *run) asksFor(t identity.Token, secret string) {
+// asksFor records a token that the kit asks for at a backend, to remove it at the end. secret is empty until it is
+// known.
+func (r *run) asksFor(at backend, t identity.Token, secret string) {
 	if secret != "" {
 		r.keep(secret)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.tokens[t] = secret
-}
-
-// revokeLeft removes and reports the kit's tokens that still exist.
-func (r *run) revokeLeft(ctx context.Context) {
-	if len(r.tokens) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, checkTime/2)
-	defer cancel()
-	c := &checking{}
-	defer c.end()
-	p, err := r.up(ctx, c)
-	if err != nil {
-		r.leave("tokens, perhaps: %v", err)
-		return
-	}
-	for t, secret := range r.tokens {
-		id := t.Accessor
-		if !r.exists(ctx, p.conn, id, secret) {
-			continue
-		}
+	r.makes("token "+t.Accessor, func(ctx context.Context, p *process) error {
 		err := insist(ctx, func(ctx context.Context) error {
-			return identity.NewClient(p.conn).Revoke(ctx, r.cfg.Consul, t, secret)
+			return identity.NewClient(p.conn).Revoke(ctx, at.consul, t, secret)
 		})
-		if err != nil || r.exists(ctx, p.conn, id, secret) {
-			err = r.delete(ctx, id)
+		if err == nil && !r.exists(ctx, p, t.Accessor, secret) {
+			return nil
 		}
-		if err != nil {
-			r.leave("token %s, and it could not be deleted: %v", id, err)
-			continue
+		if deleteErr := r.delete(ctx, t.Accessor); deleteErr != nil {
+			return errors.Join(err, fmt.Errorf("it could not be deleted: %w", deleteErr))
 		}
-		r.leave("token %s", id)
-	}
+		return errors.Join(err, errors.New("it was not ended by Revoke, and the kit has deleted it"))
+	})
 }
 
-// exists reports whether the plugin lists a token, or Consul accepts it.
-func (r *run) exists(ctx context.Context, conn grpc.ClientConnInterface, id, secret string) bool {
-	if accepted, err := r.accepts(ctx, secret); secret != "" && accepted && err == nil {
+// exists reports whether the plugin lists a token, or its issuer accepts it.
+func (r *run) exists(ctx context.Context, p *process, id, secret string) bool {
+	client := identity.NewClient(p.conn)
+	if accepted, err := r.accepts(ctx, client, secret); secret != "" && accepted && err == nil {
 		return true
 	}
-	listed, err := r.lists(ctx, identity.NewClient(conn), id)
+	listed, err := r.lists(ctx, client, id)
 	return listed && err == nil
 }
 
@@ -181,8 +161,18 @@ func (r *run) lists(ctx context.Context, client identity.Identity, id string) (h
 	return has, err
 }
 
-// accepts asks the Consul itself whether it accepts a token.
-func (r *run) accepts(ctx context.Context, secret string) (bool, error) {
+// accepts asks the Consul itself whether it accepts a token. Another issuer is asked through the plugin's Read.
+func (r *run) accepts(ctx context.Context, client identity.Identity, secret string) (bool, error) {
+	if r.cfg.OwnBackend {
+		err := insist(ctx, func(ctx context.Context) error {
+			_, err := client.Read(ctx, r.cfg.Consul, secret)
+			return err
+		})
+		if status.Code(err) == codes.NotFound {
+			return false, nil
+		}
+		return err == nil, err
+	}
 	code, err := consulAsked(ctx, r.cfg.Consul, http.MethodGet, "/v1/acl/token/self?consistent", secret)
 	switch {
 	case err != nil:
@@ -197,6 +187,9 @@ func (r *run) accepts(ctx context.Context, secret string) (bool, error) {
 
 // delete deletes a token with the one that the kit was given.
 func (r *run) delete(ctx context.Context, id string) error {
+	if r.cfg.OwnBackend {
+		return errors.New("only the plugin reaches its issuer")
+	}
 	own, err := os.ReadFile(r.cfg.Consul.TokenFile)
 	if err != nil {
 		return fmt.Errorf("read the token for Consul (-consul-token-file): %w", err)

@@ -419,7 +419,13 @@ func released(ctx context.Context, release func() error) {
 
 func (l *lab) discardSnapshots(ctx context.Context) {
 	for _, id := range l.snapshots {
-		if err := l.deleteSnapshot(ctx, id); err != nil {
+		err := l.deleteSnapshot(ctx, id)
+		if err == nil && l.fp.Controller.ListSnapshots {
+			if listed, listErr := pages(ctx, 0, l.listSnapshots); listErr == nil && slices.Contains(listed, id) {
+				err = errors.New("DeleteSnapshot succeeds, and it is still listed")
+			}
+		}
+		if err != nil {
 			l.leave("snapshot %s: %v", id, err)
 		}
 	}
@@ -449,7 +455,11 @@ func (l *lab) discard(ctx context.Context, v *volume) {
 	if !v.creates {
 		return
 	}
-	if err := l.do(ctx, "Delete", v.remove); err != nil {
+	err := l.do(ctx, "Delete", v.remove)
+	if err == nil && l.do(ctx, "ValidateVolume", v.validate) == nil {
+		err = errors.New("Delete succeeds, and it is still there")
+	}
+	if err != nil {
 		l.leave("volume %s: %v", v.Name, err)
 	}
 }

@@ -21,7 +21,7 @@ func main() {
 	// once go-plugin serves goes there through a pipe, which only a connected host empties.
 	log := hclog.New(&hclog.LoggerOptions{Output: os.Stderr, JSONFormat: true})
 	p := newPlugin(log, func(s *grpc.Server) { bootstrapv1.RegisterBootstrapServiceServer(s, bootstrap{}) })
-	goplugin.Serve(&goplugin.ServeConfig{
+	config := &goplugin.ServeConfig{
 		HandshakeConfig: goplugin.HandshakeConfig{
 			MagicCookieKey: "PANNIER_PLUGIN", MagicCookieValue: "a-pannier-carries-things-at-the-side",
 		},
@@ -29,7 +29,27 @@ func main() {
 		TLSProvider:      loadTLS,
 		GRPCServer:       p.newServer,
 		Logger:           log,
-	})
+	}
+	if os.Getenv("PLAIN_DEBUG") != "" {
+		debug(p, config)
+		return
+	}
+	goplugin.Serve(config)
+}
+
+// debug serves under a debugger, and prints what belongs into reattach.json in an agent's data directory.
+func debug(p *plugin, config *goplugin.ServeConfig) {
+	p.hosts++ // it does not end by itself
+	ch := make(chan *goplugin.ReattachConfig)
+	config.TLSProvider, config.Test = nil, &goplugin.ServeTestConfig{ReattachConfigCh: ch}
+	go func() {
+		c := <-ch
+		_ = json.NewEncoder(os.Stdout).Encode(map[string]any{"plain": map[string]any{
+			"Protocol": c.Protocol, "ProtocolVersion": c.ProtocolVersion, "Pid": c.Pid, "Test": c.Test,
+			"Addr": map[string]string{"Network": c.Addr.Network(), "String": c.Addr.String()},
+		}})
+	}()
+	goplugin.Serve(config)
 }
 
 type bootstrap struct {

@@ -24,7 +24,8 @@ import (
 const (
 	firstAttend  = time.Minute      // how long a new process waits for its host
 	healthRepeat = 25 * time.Second // the host wants to hear it every 30 s
-	finishCalls  = 30 * time.Second // what calls in flight have when the process ends
+	finishCalls  = 30 * time.Second // what calls in flight have after Stop
+	cutCalls     = 5 * time.Second  // and after SIGTERM
 )
 
 // plugin is go-plugin's plugin, and serves PluginService.
@@ -34,7 +35,7 @@ type plugin struct {
 	log      hclog.Logger
 	register func(*grpc.Server) // adds the kind's service
 	server   *grpc.Server
-	stopping chan struct{} // closed when the process has to end
+	ending   sync.Once
 
 	mu     sync.Mutex
 	hosts  int // that attend
@@ -42,7 +43,7 @@ type plugin struct {
 }
 
 func newPlugin(log hclog.Logger, register func(*grpc.Server)) *plugin {
-	return &plugin{log: log, register: register, stopping: make(chan struct{})}
+	return &plugin{log: log, register: register}
 }
 
 // GRPCServer adds the plugin's services.
@@ -59,42 +60,28 @@ func (*plugin) GRPCClient(context.Context, *goplugin.GRPCBroker, *grpc.ClientCon
 
 // newServer makes go-plugin's server, which SIGTERM ends, or the lack of a host.
 func (p *plugin) newServer(opts []grpc.ServerOption) *grpc.Server {
-	p.server = grpc.NewServer(append(opts, grpc.StreamInterceptor(p.stream))...)
-	p.orphan = time.AfterFunc(firstAttend, func() { p.stop("no host has attended") })
+	p.server = grpc.NewServer(opts...)
+	p.orphan = time.AfterFunc(firstAttend, func() { p.attended(0, time.Nanosecond) })
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM)
 	go func() {
 		<-term
-		p.stop("SIGTERM")
+		p.stop("SIGTERM", cutCalls)
 	}()
 	return p.server
 }
 
-// stop ends the streams, lets the calls in flight finish, and then makes goplugin.Serve return.
-func (p *plugin) stop(why string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	select {
-	case <-p.stopping:
-		return
-	default:
+// stop lets the calls in flight finish, for as long as grace, and then makes goplugin.Serve return. GracefulStop waits
+// for go-plugin's own streams too: after Stop the host closes its connection, after anything else nobody does.
+func (p *plugin) stop(why string, grace time.Duration) {
+	p.ending.Do(func() {
 		p.log.Info("stopping", "reason", why)
-		close(p.stopping)
-	}
-	time.AfterFunc(finishCalls, p.server.Stop)
-	go p.server.GracefulStop()
-}
-
-// stream ends a stream when the process has to end: go-plugin's own, too, which end with their client only.
-func (p *plugin) stream(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	done := make(chan error, 1)
-	go func() { done <- handle(srv, s) }()
-	select {
-	case err := <-done:
-		return err
-	case <-p.stopping:
-		return status.Error(codes.Unavailable, "the plugin is stopping")
-	}
+		time.AfterFunc(grace, func() {
+			p.log.Warn("the calls and streams that are left are cut", "after", grace)
+			p.server.Stop()
+		})
+		go p.server.GracefulStop()
+	})
 }
 
 // Info returns what the plugin is.
@@ -152,13 +139,13 @@ func (p *plugin) attended(hosts int, timeout time.Duration) {
 	p.hosts += hosts
 	p.orphan.Stop()
 	if p.hosts == 0 && timeout > 0 {
-		p.orphan = time.AfterFunc(timeout, func() { p.stop("no host attends") })
+		p.orphan = time.AfterFunc(timeout, func() { p.stop("no host attends", cutCalls) })
 	}
 }
 
 // Stop ends the process.
 func (p *plugin) Stop(context.Context, *pluginv1.StopRequest) (*pluginv1.StopResponse, error) {
-	p.stop("the host asked for it")
+	p.stop("the host asked for it", finishCalls)
 	return &pluginv1.StopResponse{}, nil
 }
 

@@ -3,7 +3,9 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -41,6 +43,9 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	})
 	a.hosting = hostservices.New(hostservices.Config{
 		Journal: a.journal, API: a.doors.API, Spans: a.traces.Record, Log: a.log.Named("plugin"), Door: a.sockets.Door,
+		Full: func(plugin, message string) {
+			a.events.Publish(events.Event{Topic: events.TopicPlugin, Type: "state-full", Subject: plugin, Message: message})
+		},
 	})
 	a.closers.add(a.hosting.Close)
 	a.openDoors(a.cfg)
@@ -61,7 +66,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		}
 	}
 	var err error
-	if cfg.Plugins, err = debugged(named(configured(a.cfg), a.cfg), os.Getenv(wire.EnvReattach)); err != nil {
+	if cfg.Plugins, err = debugged(named(configured(a.cfg), a.cfg), a.cfg.DataDir); err != nil {
 		return err
 	}
 	a.plugins = supervisor.New(cfg)
@@ -141,15 +146,17 @@ func hostIP(cfg *config.Agent) string {
 	return "127.0.0.1"
 }
 
-// openDoors returns what front doors may do.
+// openDoors sets what front doors may do, and how much the host keeps for a plugin.
 func (a *agent) openDoors(cfg *config.Agent) {
-	access := map[string]frontdoors.Access{}
+	access, limits := map[string]frontdoors.Access{}, map[string]int64{}
 	for _, p := range cfg.Plugins {
+		limits[p.Name] = p.StateLimit
 		if p.Frontend != nil && p.Frontend.API != nil {
 			access[p.Name] = frontdoors.Access(*p.Frontend.API)
 		}
 	}
 	a.doors.Allow(access)
+	a.hosting.LimitStates(limits)
 }
 
 // sockets returns the listening sockets of a front door.
@@ -303,29 +310,49 @@ func (a *agent) publish(e supervisor.PluginEvent) {
 	})
 }
 
-// debugged lets the plugins that sockets names pass their calls on to processes that
-// their authors debug: the processes that the agent starts are told where those listen.
-// sockets is what such a process printed, a JSON object; empty: none is debugged.
-func debugged(plugins []supervisor.Plugin, sockets string) ([]supervisor.Plugin, error) {
-	if sockets == "" {
-		return plugins, nil
+// reattachFile, in the data directory, is read at each reload in place of PANNIER_REATTACH_PLUGINS.
+const reattachFile = "reattach.json"
+
+// address is where a debugged process listens: the path of a socket, or go-plugin's ReattachConfig.
+type address string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (a *address) UnmarshalJSON(text []byte) error {
+	var reattach struct{ Addr struct{ String string } }
+	if json.Unmarshal(text, &reattach) == nil {
+		*a = address(reattach.Addr.String)
+		return nil
 	}
-	var found map[string]string
-	if err := json.Unmarshal([]byte(sockets), &found); err != nil {
-		return nil, fmt.Errorf("read %s: want a JSON object of plugins' names and sockets: %w", wire.EnvReattach, err)
+	return json.Unmarshal(text, (*string)(a))
+}
+
+// debugged lets the plugins that the file names, or else PANNIER_REATTACH_PLUGINS, pass their calls on to processes
+// that their authors debug: the processes that the agent starts are told where those listen. Both have a JSON object,
+// as such a process prints it, or as Terraform's TF_REATTACH_PROVIDERS.
+func debugged(plugins []supervisor.Plugin, dataDir string) ([]supervisor.Plugin, error) {
+	from := filepath.Join(dataDir, reattachFile)
+	text, err := os.ReadFile(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		from, text, err = wire.EnvReattach, []byte(os.Getenv(wire.EnvReattach)), nil
+	}
+	var found map[string]address
+	if err == nil && len(text) > 0 {
+		err = json.Unmarshal(text, &found)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: want a JSON object of plugins' names and sockets: %w", from, err)
 	}
 	plugins = slices.Clone(plugins)
 	for _, name := range slices.Sorted(maps.Keys(found)) {
-		if !filepath.IsAbs(found[name]) {
-			return nil, fmt.Errorf("read %s: the socket of plugin %q is %q, which is not an absolute path", wire.EnvReattach,
-				name, found[name])
+		if !filepath.IsAbs(string(found[name])) {
+			return nil, fmt.Errorf("read %s: the socket of plugin %q is %q, which is not an absolute path", from, name, found[name])
 		}
 		at := slices.IndexFunc(plugins, func(p supervisor.Plugin) bool { return p.Name == name })
 		if at < 0 {
 			at = len(plugins)
 			plugins = append(plugins, supervisor.Plugin{Name: name})
 		}
-		plugins[at].Env = append(slices.Clone(plugins[at].Env), wire.EnvDebugSocket+"="+found[name])
+		plugins[at].Env = append(slices.Clone(plugins[at].Env), wire.EnvDebugSocket+"="+string(found[name]))
 	}
 	return plugins, nil
 }

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,8 +12,22 @@ import (
 )
 
 func TestDebuggedPlugins(t *testing.T) {
-	configured := []supervisor.Plugin{{Name: "a", Version: "~> 1.0"}, {Name: "b"}}
-	got, err := debugged(configured, `{"c":"/tmp/c/plugin.sock","a":"/tmp/a/plugin.sock"}`)
+	configured, none, dir := []supervisor.Plugin{{Name: "a", Version: "~> 1.0"}, {Name: "b"}}, t.TempDir(), t.TempDir()
+	t.Setenv("PANNIER_REATTACH_PLUGINS", `{"a":"/tmp/of-the-environment"}`)
+	if got, err := debugged(configured, none); err != nil || len(got) != 2 ||
+		!slices.Equal(got[0].Env, []string{"PANNIER_PLUGIN_DEBUG_SOCKET=/tmp/of-the-environment"}) {
+		t.Errorf("of the environment: %+v, %v", got, err)
+	}
+	file := filepath.Join(dir, "reattach.json")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`{"c":{"Protocol":"grpc","ProtocolVersion":1,"Pid":7,"Test":true,"Addr":{"Network":"unix","String":"/tmp/c/plugin.sock"}},` +
+		`"a":"/tmp/a/plugin.sock"}`)
+	got, err := debugged(configured, dir)
 	if err != nil || len(got) != 3 {
 		t.Fatalf("%+v, %v", got, err)
 	}
@@ -27,8 +43,13 @@ func TestDebuggedPlugins(t *testing.T) {
 	if got[0].Version != "~> 1.0" || configured[0].Env != nil {
 		t.Errorf("%+v of %+v", got, configured)
 	}
-	for _, sockets := range []string{"dirs", `["a"]`, `{"a":"plugin.sock"}`} {
-		if _, err := debugged(nil, sockets); err == nil || !strings.Contains(err.Error(), "PANNIER_REATTACH_PLUGINS") {
+	for _, sockets := range []string{"dirs", `["a"]`, `{"a":"plugin.sock"}`, `{"a":{"Addr":{}}}`} {
+		t.Setenv("PANNIER_REATTACH_PLUGINS", sockets)
+		if _, err := debugged(nil, none); err == nil || !strings.Contains(err.Error(), "PANNIER_REATTACH_PLUGINS") {
+			t.Errorf("%s: %v", sockets, err)
+		}
+		write(sockets)
+		if _, err := debugged(nil, dir); err == nil || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: %v", sockets, err)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -19,7 +18,6 @@ import (
 	"github.com/pannier/pannier/host/internal/system/servicemanager"
 	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 // Check returns what would keep an agent with this configuration, or a part of it, from working, as far as that can be
@@ -99,7 +97,7 @@ func (a *agent) reload(ctx context.Context) (done *hostv1.ReloadResponse, err er
 	if err := Check(next); err != nil {
 		return done, fmt.Errorf("%w: %w", errConfiguration, err)
 	}
-	plugins, err := debugged(named(configured(next), next), os.Getenv(wire.EnvReattach))
+	plugins, err := debugged(named(configured(next), next), a.cfg.DataDir)
 	if err != nil {
 		return done, err
 	}
@@ -123,9 +121,10 @@ func (a *agent) reload(ctx context.Context) (done *hostv1.ReloadResponse, err er
 		done.Changes = append(done.Changes, c)
 	}
 	a.openDoors(withRefused(next, was, tried))
-	for _, p := range next.Plugins { // what a front door may do needs no new process
+	for _, p := range next.Plugins { // what a front door may do, and what the host keeps, needs no new process
 		n := slices.IndexFunc(was.Plugins, func(w config.Plugin) bool { return w.Name == p.Name })
-		if _, listed := tried[p.Name]; n >= 0 && !listed && !p.Frontend.SameAPI(was.Plugins[n].Frontend) {
+		if _, listed := tried[p.Name]; n >= 0 && !listed &&
+			(p.StateLimit != was.Plugins[n].StateLimit || !p.Frontend.SameAPI(was.Plugins[n].Frontend)) {
 			done.Changes = append(done.Changes, changed("plugin", p.Name, true, true))
 		}
 	}

@@ -120,6 +120,8 @@ type Plugin struct {
 	RollbackWindow time.Duration
 	// KeepVersions is how many copies that served are kept, the one that serves included.
 	KeepVersions int
+	// StateLimit bounds what the host keeps for it, in bytes; 0: the default.
+	StateLimit int64
 	// Config is the config block as a JSON object; nil when there is none.
 	Config []byte
 	// Frontend is set for a plugin with listen or api blocks.

@@ -98,6 +98,7 @@ plugin "csi-bridge" {
   }
   rollback_window = "5m"
   keep_versions   = 5
+  state_limit     = "2MiB"
   config {
     a = 1
     nested "l" { b = [true, "${node.name}"] }
@@ -151,8 +152,8 @@ csi_driver "four" {
 			Limits: process.Limits{
 				Memory: 512 << 20, OpenFiles: 2000,
 				Processes: 300,
-			}, RollbackWindow: 5 * time.Minute, KeepVersions: 5, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`),
-			Where: dir + "/10.hcl:19",
+			}, RollbackWindow: 5 * time.Minute, KeepVersions: 5, StateLimit: 2 << 20, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`),
+			Where: dir + "/10.hcl:20",
 		},
 		{
 			Name: "other", RollbackWindow: 0, KeepVersions: 3, Config: []byte(`{"x":{"y":"n1"}}`),
@@ -361,6 +362,8 @@ func TestBadAgents(t *testing.T) {
 			"lstat /nowhere.pub: no such file or directory",
 		"plugin \"p\" {\n  rollback_window = \"-1s\"\n}",
 		`2: plugin "p": rollback_window: a duration such as "30s", or "0s", is required, not "-1s"`,
+		"plugin \"p\" {\n  state_limit = \"1KiB\"\n}",
+		`2: plugin "p": state_limit: must be from 64 KiB to 16 MiB`,
 		"plugin \"p\" {\n  keep_versions = 1\n}",
 		`2: plugin "p": keep_versions: a whole number from 2 to 2147483647 is required`,
 		"plugin \"p\" {\n  checksum = \"md5:1\"\n}", `2: plugin "p": checksum: "md5:1" is not sha256: and 64 hex digits`,

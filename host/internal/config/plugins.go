@@ -26,7 +26,7 @@ func (l *loader) pluginBlocks(s *section) {
 	for _, block := range s.content.Blocks.OfType("plugin") {
 		name := block.Labels[0]
 		in := s.inner(block, fields{
-			attrs:  []string{"args", "user", "group", "checksum", "version", "rollback_window", "keep_versions"},
+			attrs:  []string{"args", "user", "group", "checksum", "version", "rollback_window", "keep_versions", "state_limit"},
 			blocks: []string{"config", "limits", "api"}, labelled: []string{"listen"}, maps: []string{"env"},
 		})
 		if !l.label(in, block, name, seen) {
@@ -39,8 +39,11 @@ func (l *loader) pluginBlocks(s *section) {
 		}
 		in.read(keys{
 			"args": &p.Args, "user": &p.User, "group": &p.Group, "checksum": checksum(&p.Checksum),
-			"keep_versions": number(minKeepVersions, math.MaxInt32, &p.KeepVersions),
+			"keep_versions": number(minKeepVersions, math.MaxInt32, &p.KeepVersions), "state_limit": capacity(&p.StateLimit),
 		})
+		if in.has("state_limit") && (p.StateLimit < minState || p.StateLimit > maxState) {
+			in.fail("state_limit", "must be from %s to %s", humanize.IBytes(minState), humanize.IBytes(maxState))
+		}
 		readEnvironment(in, &p.Env, func(name string) string {
 			if strings.HasPrefix(name, "PANNIER_") || strings.HasPrefix(name, "PLUGIN_") {
 				return name + ": variables that begin with PANNIER_ or PLUGIN_ are the agent's"
@@ -168,6 +171,8 @@ const (
 	defaultKeepVersions = 3
 	// minKeepVersions: the one that serves, and the one to go back to.
 	minKeepVersions = 2
+	// Each write reads the whole state.
+	minState, maxState = 64 << 10, 16 << 20
 )
 
 // label checks a block's name, which may be used once per file.

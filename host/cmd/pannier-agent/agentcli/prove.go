@@ -25,8 +25,8 @@ func pluginTest(a *cli.App) *cobra.Command {
 swapped and abandoned; the table says which checks passed, and what to do about the others.
 It needs no agent. Arguments after -- are the plugin's own, as args in its block.
 
-Checks that need a CSI driver or a Consul are skipped unless one is given. What they make
-there is deleted again. docs/conformance.md says more.`,
+Checks that need a CSI driver, a Consul or another issuer are skipped unless one is given.
+What they make there is deleted again. docs/conformance.md says more.`,
 		Example: "pannier agent plugin test -driver unix:///run/csi/local.sock ./my-storage",
 	}
 	flags := cmd.Flags()
@@ -37,6 +37,8 @@ there is deleted again. docs/conformance.md says more.`,
 	flags.StringVar(&cfg.Consul.Address, "consul", "",
 		"the `ADDRESS` of a Consul, for an identity, registration or bootstrap plugin")
 	flags.StringVar(&cfg.Consul.TokenFile, "consul-token-file", "", "a `FILE` with the token for that Consul")
+	flags.BoolVar(&cfg.OwnBackend, "own-backend", false,
+		"an identity or registration plugin has an issuer or a catalog of its own, which the configuration names")
 	flags.StringVar(&cfg.ProxyID, "proxy", "",
 		"the service `ID` of a proxy that is registered in that Consul, for a bootstrap plugin")
 	flags.StringSliceVar(&cfg.Listen, "listen", nil,

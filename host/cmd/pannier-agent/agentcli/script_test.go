@@ -50,7 +50,7 @@ func TestReference(t *testing.T) {
 
 // TestScripts runs testdata/*.txt with an agent that can be stopped. The script's command start starts it again.
 func TestScripts(t *testing.T) {
-	plugin := testbin.BuildDir(t, "../../../../sdk/conformance/testdata/plugin")
+	plugin := testbin.BuildDir(t, "../../../../test/lib/testdata/kitplugin")
 	type key struct{}
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",

@@ -129,7 +129,7 @@ func TestStateOutlivesTheHost(t *testing.T) {
 
 // A plugin reaches its own state only, whatever it asks for.
 func TestStateIsOfOnePlugin(t *testing.T) {
-	s := &states{openJournal(t, t.TempDir())}
+	s := serve(t, openJournal(t, t.TempDir())).states
 	for _, p := range []string{"one", "two"} {
 		if _, err := s.put(p, &pluginv1.PutRequest{Key: "k", Value: []byte(p)}); err != nil {
 			t.Fatal(err)
@@ -159,8 +159,8 @@ func TestStateIsBounded(t *testing.T) {
 		key   string
 		value int
 	}{
-		"no key": {"", 1}, "a long key": {strings.Repeat("k", maxKey+1), 1},
-		"no UTF-8": {"\xff", 1}, "a long value": {"k", maxValue + 1},
+		"no key": {"", 1}, "a long key": {strings.Repeat("k", wire.MaxStateKey+1), 1},
+		"no UTF-8": {"\xff", 1}, "a long value": {"k", wire.MaxStateValue + 1},
 	} {
 		err := state.Put(ctx, row.key, make([]byte, row.value))
 		if c := status.Code(err); c != codes.InvalidArgument && name != "no UTF-8" || err == nil {
@@ -169,7 +169,7 @@ func TestStateIsBounded(t *testing.T) {
 	}
 	full := 0
 	for ; full < 40; full++ {
-		if err := state.Put(ctx, fmt.Sprintf("%02d", full), bytes.Repeat([]byte{255}, maxValue)); err != nil {
+		if err := state.Put(ctx, fmt.Sprintf("%02d", full), bytes.Repeat([]byte{255}, wire.MaxStateValue)); err != nil {
 			if status.Code(err) != codes.ResourceExhausted {
 				t.Error(err)
 			}
@@ -185,11 +185,56 @@ func TestStateIsBounded(t *testing.T) {
 	if err := s.Forget("page"); err != nil {
 		t.Fatal(err)
 	}
-	for n := range maxKeys + 1 {
-		_, err := (&states{s.cfg.Journal}).put("page", &pluginv1.PutRequest{Key: fmt.Sprint(n)})
-		if (err == nil) != (n < maxKeys) {
+	for n := range 1001 {
+		_, err := s.states.put("page", &pluginv1.PutRequest{Key: fmt.Sprint(n)})
+		if (err == nil) != (n < 1000) {
 			t.Fatalf("key %d: %v", n, err)
 		}
+	}
+}
+
+// A full state is reported at once, and once; the refusal says what to do, and another limit counts for the next write.
+func TestFullStateIsReported(t *testing.T) {
+	var told []string
+	s := New(Config{
+		Journal: openJournal(t, t.TempDir()), Log: hclog.NewNullLogger(),
+		Full: func(plugin, message string) { told = append(told, plugin+": "+message) },
+	})
+	t.Cleanup(func() { _ = s.Close() })
+	s.Attach("page", plugin(t))
+	state, ctx := sdk.HostState(), within(t)
+	s.LimitStates(map[string]int64{"page": 64 << 10, "other": 1 << 20})
+	fill := func() (err error) {
+		for n := 0; err == nil && n < 100; n++ {
+			err = state.Put(ctx, fmt.Sprintf("%02d", n), make([]byte, wire.MaxStateValue))
+		}
+		return err
+	}
+	for range 3 {
+		err := fill()
+		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "raise state_limit in its plugin block") ||
+			!strings.Contains(err.Error(), "65536 bytes") {
+			t.Errorf("a full state: %v", err)
+		}
+		if err := state.Delete(ctx, "00"); err != nil {
+			t.Fatal(err)
+		}
+		if len(told) != 1 || !strings.HasPrefix(told[0], "page: the plugin's state is full") {
+			t.Errorf("it is reported as %q", told)
+		}
+		if keys, err := state.List(ctx, ""); err != nil || len(keys) > 1 {
+			t.Errorf("it has %q, %v", keys, err)
+		}
+	}
+	s.LimitStates(map[string]int64{"page": 1 << 20})
+	if err := state.Put(ctx, "more", make([]byte, wire.MaxStateValue)); err != nil {
+		t.Errorf("after the limit was raised: %v", err)
+	}
+	if err := state.Put(ctx, "more yet", make([]byte, wire.MaxStateValue)); err != nil {
+		t.Errorf("after the limit was raised: %v", err)
+	}
+	if err := s.Forget("page"); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -14,9 +14,6 @@ import (
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/internal/errcode"
@@ -25,14 +22,8 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-const (
-	// maxConns bounds the connections of one process, the unused one included.
-	maxConns = 8
-	// retryInterval is the pause before a connection that a process has ended, or never opened, is opened again.
-	retryInterval = 200 * time.Millisecond
-	// maxRequest bounds a request, in bytes.
-	maxRequest = 64 << 10
-)
+// maxRequest bounds a request, in bytes.
+const maxRequest = 64 << 10
 
 // Config has the dependencies of Services.
 type Config struct {
@@ -41,7 +32,9 @@ type Config struct {
 	API func(w http.ResponseWriter, r *http.Request, plugin string)
 	// Spans takes spans that a plugin has recorded, cut by wire.CutSpan; it must not block. May be nil: they are dropped.
 	Spans func(plugin string, spans []*pluginv1.Span)
-	Log   hclog.Logger
+	// Full is told when a plugin's state has become full, and why a write was refused; may be nil.
+	Full func(plugin, message string)
+	Log  hclog.Logger
 	// Door returns the service manager's unix socket of a path, nil: it has none. May be nil.
 	Door func(path string) (*os.File, error)
 }
@@ -53,6 +46,7 @@ type Services struct {
 	server  *http.Server
 	conns   chan net.Conn
 	sockets sockets
+	states  *states
 
 	closing context.Context
 	close   context.CancelFunc
@@ -67,6 +61,7 @@ func New(cfg Config) *Services {
 	s := &Services{
 		cfg: cfg, log: cfg.Log, conns: make(chan net.Conn), links: map[string][]*grpc.ClientConn{},
 		sockets: sockets{open: map[string][]*listening{}},
+		states:  &states{journal: cfg.Journal, told: cfg.Full},
 	}
 	if cfg.Door == nil {
 		s.cfg.Door = func(string) (*os.File, error) { return nil, nil } //nolint:nilnil // there is none
@@ -119,7 +114,13 @@ func (s *Services) Attach(plugin string, conn *grpc.ClientConn) {
 	s.links[plugin] = append(s.links[plugin], conn)
 	s.mu.Unlock()
 	s.running.Go(func() {
-		s.serve(plugin, conn)
+		wire.Offer(s.closing, conn, func(far net.Conn) {
+			select {
+			case s.conns <- pluginConn{Conn: far, plugin: plugin}:
+			case <-s.closing.Done():
+				_ = far.Close()
+			}
+		})
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for i, link := range s.links[plugin] {
@@ -129,70 +130,6 @@ func (s *Services) Attach(plugin string, conn *grpc.ClientConn) {
 			}
 		}
 	})
-}
-
-// serve keeps one unused connection of a process open, up to maxConns.
-func (s *Services) serve(plugin string, conn *grpc.ClientConn) {
-	slots := make(chan struct{}, maxConns)
-	for {
-		select {
-		case slots <- struct{}{}:
-		case <-s.closing.Done():
-			return
-		}
-		err := s.open(plugin, conn, func() { <-slots })
-		switch {
-		case err == nil:
-			continue
-		case status.Code(err) == codes.Unimplemented || conn.GetState() == connectivity.Shutdown:
-			return
-		}
-		select {
-		case <-time.After(retryInterval):
-		case <-s.closing.Done():
-			return
-		}
-	}
-}
-
-// open opens a connection, and returns nil when the process has begun to use it. release is called when it has ended.
-func (s *Services) open(plugin string, conn *grpc.ClientConn, release func()) error {
-	ctx, cancel := context.WithCancel(s.closing)
-	end := func() { cancel(); release() }
-	stream, err := pluginv1.NewHostServiceClient(conn).Connect(ctx)
-	if err != nil {
-		end()
-		return err
-	}
-	first, err := stream.Recv()
-	if err != nil {
-		end()
-		return err
-	}
-	near, far := net.Pipe()
-	s.running.Go(func() {
-		defer end()
-		err := wire.Splice(near,
-			func(data []byte) error { return stream.Send(&pluginv1.ConnectRequest{Data: data}) },
-			func() ([]byte, error) {
-				if first != nil {
-					data := first.GetData()
-					first = nil
-					return data, nil
-				}
-				msg, err := stream.Recv()
-				return msg.GetData(), err
-			})
-		if err != nil {
-			s.log.Debug("a connection of a plugin has ended", "plugin", plugin, "error", err)
-		}
-	})
-	select {
-	case s.conns <- pluginConn{Conn: far, plugin: plugin}:
-	case <-s.closing.Done():
-		_ = far.Close()
-	}
-	return nil
 }
 
 // pluginConn is a connection of a plugin.
@@ -231,7 +168,7 @@ func (l listener) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: "plu
 // handler serves what plugins may call.
 func (s *Services) handler() http.Handler {
 	mux := http.NewServeMux()
-	state := &states{s.cfg.Journal}
+	state := s.states
 	handle(mux, pluginv1.StateService_Get_FullMethodName, state.get)
 	handle(mux, pluginv1.StateService_Put_FullMethodName, state.put)
 	handle(mux, pluginv1.StateService_Delete_FullMethodName, state.remove)
@@ -246,6 +183,12 @@ func (s *Services) handler() http.Handler {
 		s.cfg.API(w, r, pluginOf(r.Context()))
 	})
 	return mux
+}
+
+// LimitStates bounds the states of plugins, in bytes; 0, and a plugin that is not named, have the default.
+func (s *Services) LimitStates(limits map[string]int64) {
+	s.states.limits.Store(&limits)
+	s.states.full.Clear()
 }
 
 // record passes spans on.
@@ -279,5 +222,5 @@ func handle[Req, Res any](mux *http.ServeMux, method string, do func(plugin stri
 
 // Forget deletes what the host keeps for a plugin, and closes its listening sockets.
 func (s *Services) Forget(plugin string) error {
-	return errors.Join((&states{s.cfg.Journal}).forget(plugin), s.Release(plugin, proven))
+	return errors.Join(s.states.forget(plugin), s.Release(plugin, proven))
 }

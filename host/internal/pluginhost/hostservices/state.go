@@ -4,27 +4,20 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
-	"unicode/utf8"
+	"sync"
+	"sync/atomic"
 
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/internal/errcode"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
-)
-
-// Bounds of a plugin's state. A value stays below the journal's threshold for files of their own, which are not
-// compacted.
-const (
-	maxState = 1 << 20 // bytes of all keys and values
-	maxKeys  = 1000
-	maxKey   = 256      // bytes
-	maxValue = 32 << 10 // bytes
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 // Errors of the state.
 var (
 	errNoKey    = errcode.NotFound.New("no such key")
 	errBadEntry = errcode.InvalidArgument.New("invalid entry of the plugin's state")
-	errTooLarge = errcode.ResourceExhausted.New("the plugin's state would be too large")
+	errTooLarge = errcode.ResourceExhausted.New("the plugin's state is full")
 )
 
 // entry is one value of a plugin's state.
@@ -33,9 +26,29 @@ type entry struct {
 }
 
 // states keeps the plugins' states in the journal, which loses the last seconds of writes with the power: a plugin is
-// told so.
+// told so. A value stays below the journal's threshold for files of their own, which are not compacted.
 type states struct {
 	journal *journal.Journal
+	limits  atomic.Pointer[map[string]int64] // by plugin; nil: all have the default
+	told    func(plugin, message string)     // may be nil
+
+	full sync.Map // the plugins whose state was full since the limits were read
+}
+
+// limit returns the bytes that a plugin's state may have.
+func (s *states) limit(plugin string) int {
+	if limits := s.limits.Load(); limits != nil && (*limits)[plugin] != 0 {
+		return int((*limits)[plugin])
+	}
+	return wire.DefaultState
+}
+
+// refuse reports the first write of a plugin that is refused because its state is full.
+func (s *states) refuse(plugin string, err error) error {
+	if _, known := s.full.LoadOrStore(plugin, true); !known && s.told != nil {
+		s.told(plugin, err.Error())
+	}
+	return err
 }
 
 // of is the bucket with a plugin's state.
@@ -50,7 +63,7 @@ func (s *states) get(plugin string, req *pluginv1.GetRequest) (*pluginv1.GetResp
 		return err
 	})
 	if err == nil && found == nil {
-		err = fmt.Errorf("%w: %.*q", errNoKey, maxKey, req.GetKey())
+		err = fmt.Errorf("%w: %.*q", errNoKey, wire.MaxStateKey, req.GetKey())
 	}
 	if err != nil {
 		return nil, err
@@ -76,10 +89,11 @@ func (s *states) compareAndSwap(plugin string, req *pluginv1.CompareAndSwapReque
 
 // update stores a value if the condition holds for the present one; nil: there is none.
 func (s *states) update(plugin, key string, value []byte, condition func(now *entry) bool) error {
-	if len(key) == 0 || len(key) > maxKey || !utf8.ValidString(key) || len(value) > maxValue {
-		return fmt.Errorf("%w: a key has 1 to %d bytes of UTF-8, a value at most %d bytes", errBadEntry, maxKey, maxValue)
+	if err := wire.CheckEntry(key, value); err != nil {
+		return fmt.Errorf("%w: %w", errBadEntry, err)
 	}
-	return s.journal.Update(func(tx *journal.Tx) error {
+	var full error // not an error of the journal's
+	err := s.journal.Update(func(tx *journal.Tx) error {
 		var now *entry
 		keys, size := 1, len(key)+len(value)
 		err := of(plugin).Each(tx, func(k string, e *entry) error {
@@ -93,11 +107,15 @@ func (s *states) update(plugin, key string, value []byte, condition func(now *en
 		if err != nil || !condition(now) {
 			return err
 		}
-		if keys > maxKeys || size > maxState {
-			return fmt.Errorf("%w: at most %d keys and %d bytes are kept; delete some", errTooLarge, maxKeys, maxState)
+		if full = wire.CheckState(keys, size, s.limit(plugin)); full == nil {
+			err = of(plugin).Put(tx, key, &entry{value})
 		}
-		return of(plugin).Put(tx, key, &entry{value})
+		return err
 	})
+	if err != nil || full == nil {
+		return err
+	}
+	return s.refuse(plugin, fmt.Errorf("%w: %w", errTooLarge, full))
 }
 
 func (s *states) remove(plugin string, req *pluginv1.DeleteRequest) (*pluginv1.DeleteResponse, error) {

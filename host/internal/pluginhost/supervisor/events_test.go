@@ -338,3 +338,23 @@ func mustReady(t *testing.T, s *supervisor.Supervisor) {
 	}
 	handle.Release()
 }
+
+// A plugin without the SDK ends with gRPC's GracefulStop, which waits for the streams that go-plugin's client holds:
+// the host hangs up.
+func TestPlainPluginEndsByItself(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.StopTimeout = 2 * time.Minute
+	data, err := os.ReadFile(testbin.BuildDir(t, filepath.Join(testbin.Root(), "examples/plugins/plain")))
+	w.must(err)
+	w.putFile(data)
+	s := w.open()
+	first := await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+	w.putFile(append(data, "another"...))
+	await(t, s, "fixture", func(st supervisor.Status) bool {
+		return st.State == supervisor.Running && st.PID != first.PID && st.Draining == 0
+	})
+	w.must(s.Close())
+	if log := w.log.String(); strings.Contains(log, "are cut") || strings.Count(log, "reason=\"the host asked for it\"") != 2 {
+		t.Errorf("the processes did not end by themselves:\n%s", log)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/pannier/pannier/host/internal/managed"
 	"github.com/pannier/pannier/host/internal/managed/goplugin"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 // generation is one running process of a plugin and the connection to it. A caller acquires it before a call and
@@ -95,7 +96,17 @@ func (g *generation) answers(ctx context.Context, timeout time.Duration) bool {
 func (g *generation) Stop(ctx context.Context) error {
 	g.health.close()
 	g.events.opened(ctx) // otherwise the plugin would not wait until we have its last events
-	if _, err := g.api.Stop(ctx, &pluginv1.StopRequest{}); err == nil {
+	if hangUp, err := wire.Stop(ctx, g.conn); err == nil {
+		drained := g.Drained()
+		if g.Retire(); !hangUp {
+			drained = nil
+		}
+		select {
+		case <-drained:
+			_ = g.conn.Close()
+		case <-g.Done():
+		case <-ctx.Done():
+		}
 		select {
 		case <-g.Done():
 		case <-ctx.Done():

@@ -43,12 +43,18 @@ func (i transport) Start(ctx context.Context, p *managed.Process, bin managed.Bi
 	cfg.StartTimeout = i.sup.cfg.StartTimeout
 	cfg.SkipHostEnv = true
 	cfg.UnixSocketConfig = &goplugin.UnixSocketConfig{TempDir: i.sup.runDir}
+	path := bin.Path
+	if debuggedAt(i.spec) != "" {
+		if path, err = os.Executable(); err != nil { // passes the calls on, whatever the plugin is written with
+			return nil, managed.NewNotTried(err)
+		}
+	}
 	c, err := client.Start(ctx, p, cfg, func(env []string) (process.Spec, error) {
 		p.Run.Settings = i.settingsDigest()
 		bundle := filepath.Join(p.Run.Dir, "tls.pem")
 		return process.Spec{
 			Token: token,
-			Path:  bin.Path,
+			Path:  path,
 			Args:  i.spec.Args,
 			Env: append(append(i.environment(), env...),
 				wire.EnvTLSBundle+"="+bundle,

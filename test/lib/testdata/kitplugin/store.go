@@ -30,6 +30,9 @@ type made struct {
 	From     string // its source
 }
 
+// oneSize is the capacity of all volumes of a driver that makes no others.
+const oneSize = 1 << 30
+
 func (v *volumes) data(id string) string {
 	if v.mode == "mixes" && strings.HasPrefix(id, "ext-conf-data-own") {
 		id = "ext-all"
@@ -80,11 +83,16 @@ func (v *volumes) Create(ctx context.Context, d storage.Driver, req storage.Crea
 	defer v.exclusively()()
 	id := "ext-" + req.Name
 	want := made{Capacity: req.CapacityMin, From: req.SnapshotID + req.CloneID}
+	if v.mode == "one-size" {
+		want.Capacity = oneSize
+	}
 	for _, c := range req.Capabilities {
 		want.Block = want.Block || c.AttachmentMode == storage.BlockDevice
 	}
 	m, err := v.find(id)
 	switch {
+	case v.mode == "one-size" && (req.CapacityMin > oneSize || req.CapacityMax > 0 && req.CapacityMax < oneSize):
+		err = status.Error(codes.OutOfRange, "the volumes have one size")
 	case err == nil && v.mode == "remakes":
 		err = empty(v.data(id))
 	case err == nil && v.mode != "takes-any" && (m.Capacity < req.CapacityMin ||
