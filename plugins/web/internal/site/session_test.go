@@ -19,7 +19,7 @@ import (
 // Browsers send a cookie to all ports of a host: what another user serves on a port of the loopback address gets no
 // session, wherever the pages were opened, and a session that came by such an address counts for nothing.
 func TestACookieIsForNoOtherPort(t *testing.T) {
-	keeper := check.Must(session.New(make([]byte, session.KeySize), time.Hour))(t)
+	keeper := check.Must(session.New(make([]byte, session.KeySize), time.Hour, time.Hour))(t)
 	pages := New(Config{API: &api.Client{}, Sessions: keeper, Port: true})
 	site := httptest.NewServer(pages.Handler())
 	defer site.Close()
