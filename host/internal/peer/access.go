@@ -274,7 +274,8 @@ func look(ctx context.Context, leader *Leader, peer transport.Peer) (caller, err
 		n.bootID = boot[0]
 	}
 	var err error
-	if n.record, err = get(ctx, leader.Ledger.Read, (*state.ReadTx).Node, peer.Name); errors.Is(err, claim.ErrNodeNotFound) {
+	n.record, err = get(ctx, leader.Ledger.Read, (*state.ReadTx).Node, peer.Name)
+	if errors.Is(err, claim.ErrNodeNotFound) {
 		n.unknown, err = err, nil
 	}
 	return n, err

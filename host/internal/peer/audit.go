@@ -58,7 +58,7 @@ func objectOf(req any) string {
 		return c.Volume.String() + " of " + c.Workload.String()
 	case interface{ GetVolume() []byte }:
 		v, _ := decode[claim.Volume](m.GetVolume())
-		return v.VolumeRef.String()
+		return v.String()
 	case proto.Message:
 		return strings.Join(idsIn(m.ProtoReflect()), "/")
 	}

@@ -121,9 +121,12 @@ func TestEachChangeNamesItsObject(t *testing.T) {
 			}
 		}
 	}
-	keys := []string{peerv1.ServersService_SecretsKeys_FullMethodName, peerv1.ServersService_OfferSecretsKey_FullMethodName}
+	keys := []string{
+		peerv1.ServersService_SecretsKeys_FullMethodName, peerv1.ServersService_OfferSecretsKey_FullMethodName,
+	}
 	for _, file := range []protoreflect.FileDescriptor{
-		peerv1.File_pannier_peer_v1_servers_proto, peerv1.File_pannier_peer_v1_node_proto, storagev1.File_pannier_plugin_storage_v1_storage_proto,
+		peerv1.File_pannier_peer_v1_servers_proto, peerv1.File_pannier_peer_v1_node_proto,
+		storagev1.File_pannier_plugin_storage_v1_storage_proto,
 	} {
 		for i := range file.Services().Len() {
 			for j := range file.Services().Get(i).Methods().Len() {

@@ -131,8 +131,8 @@ const maxRefusal = 64 << 10
 // maxBody bounds any other answer, in bytes: the list of 100,000 tokens.
 const maxBody = 64 << 20
 
-// redacting bounds answers, and removes the secrets of a request from error answers: a proxy before Consul, or another server at its
-// address, may quote what it was sent, and an error's text goes to the host and into logs.
+// redacting bounds answers, and removes the secrets of a request from error answers: a proxy before Consul, or another
+// server at its address, may quote what it was sent, and an error's text goes to the host and into logs.
 type redacting struct{ next http.RoundTripper }
 
 func (r redacting) RoundTrip(req *http.Request) (*http.Response, error) {

@@ -105,7 +105,8 @@ func Inherit() (in *Inheritance, err error) {
 // own makes a descriptor of the program before one of this program, which its children do not inherit. One that they
 // would not inherit, or is not open, was not handed over.
 func own(fd int) (*os.File, error) {
-	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC != 0 || fd < firstFD {
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	if err != nil || flags&unix.FD_CLOEXEC != 0 || fd < firstFD {
 		return nil, fmt.Errorf("the program before has not handed over the descriptor %d that it names", fd)
 	}
 	unix.CloseOnExec(fd)

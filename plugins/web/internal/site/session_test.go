@@ -74,7 +74,8 @@ func TestOpenPageEndsWithItsSession(t *testing.T) {
 	const idle = 4 * time.Second
 	keeper := check.Must(session.New(make([]byte, session.KeySize), time.Hour, idle))(t)
 	absent := api.NewOver(func(context.Context) (net.Conn, error) { return nil, errors.New("the agent is away") })
-	site := httptest.NewServer(New(Config{API: absent, Sessions: keeper, TLS: true, Log: slog.New(slog.DiscardHandler)}).Handler())
+	pages := New(Config{API: absent, Sessions: keeper, TLS: true, Log: slog.New(slog.DiscardHandler)})
+	site := httptest.NewServer(pages.Handler())
 	defer site.Close()
 	begun := httptest.NewRecorder()
 	check.NoError(t, keeper.Put(begun, httptest.NewRequest(http.MethodGet, "/", nil), keeper.Begin("secret", ""), true))
@@ -95,7 +96,8 @@ func TestOpenPageEndsWithItsSession(t *testing.T) {
 	if _, renewed := get("/nodes"); renewed {
 		t.Error("a session that has ended is renewed")
 	}
-	earlier := check.Must(session.New(make([]byte, session.KeySize), time.Hour, idle/2))(t) // as if half of the time was over
+	// As if half of the time was over.
+	earlier := check.Must(session.New(make([]byte, session.KeySize), time.Hour, idle/2))(t)
 	begun = httptest.NewRecorder()
 	check.NoError(t, earlier.Put(begun, httptest.NewRequest(http.MethodGet, "/", nil), earlier.Begin("secret", ""), true))
 	cookie = begun.Result().Cookies()[0]
