@@ -102,7 +102,11 @@ func (s *cycleSearch) follow(chain, after []claim.WorkloadRef) error {
 	for _, ref := range after {
 		longer := append(slices.Clip(chain), ref)
 		if ref == s.target {
-			return fmt.Errorf("%w: %s", claim.ErrCycle, shownChain(longer))
+			names := make([]string, len(longer))
+			for i, one := range longer {
+				names[i] = one.SeenFrom(ref.Namespace)
+			}
+			return fmt.Errorf("%w: %s", claim.ErrCycle, strings.Join(names, " waits for "))
 		}
 		if s.seen[ref] {
 			continue
@@ -127,13 +131,4 @@ func (s *cycleSearch) follow(chain, after []claim.WorkloadRef) error {
 		}
 	}
 	return nil
-}
-
-// shownChain formats a chain of workloads, each with the one that it waits for.
-func shownChain(chain []claim.WorkloadRef) string {
-	names := make([]string, len(chain))
-	for i, ref := range chain {
-		names[i] = fmt.Sprintf("%q", ref)
-	}
-	return strings.Join(names, " waits for ")
 }

@@ -78,8 +78,17 @@ func TestCycles(t *testing.T) {
 	l.must(await("d", "n", "e"))
 	_, err := l.do(await("e", "n", "x", "a"))
 	if !errors.Is(err, claim.ErrCycle) ||
-		!strings.Contains(err.Error(), `"e" waits for "a" waits for "b" waits for "d" waits for "e"`) {
+		!strings.Contains(err.Error(), `workload "e" waits for workload "a" waits for workload "b" waits for workload "d" waits for workload "e"`) {
 		t.Errorf("got %v", err)
+	}
+	secret := claim.WorkloadRef{Namespace: "secret", ID: "payroll"}
+	l.must(await("p", "n", "q"))
+	l.must(&command.AwaitWorkload{Ref: workload("q"), Node: "n", After: []claim.WorkloadRef{secret}})
+	l.must(&command.AwaitWorkload{Ref: secret, Node: "n", After: []claim.WorkloadRef{workload("r")}})
+	_, err = l.do(await("r", "n", "p"))
+	if !errors.Is(err, claim.ErrCycle) || strings.Contains(err.Error(), "payroll") || strings.Contains(err.Error(), "secret") ||
+		!strings.Contains(err.Error(), `workload "q" waits for a workload of another namespace waits for workload "r"`) {
+		t.Errorf("over another namespace: %v", err)
 	}
 	// A running workload waits for nothing, whatever it waited for before.
 	l.must(&command.StartWorkload{Ref: workload("d"), Node: "n"})

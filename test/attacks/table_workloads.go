@@ -53,6 +53,19 @@ var ofWorkloads = []attack{
 		worked: `995db68, with the namespace left out: it is told: acme/gpu/T4 "a" is held by workload "till/vault"`,
 	},
 	{
+		who: tenant, tries: "learn from a refusal, by a cycle of waits, which workloads of another namespace wait",
+		stops: "the same rule",
+		pkg:   "./cluster/state", run: "^TestCycles$",
+		worked:  `04345251: "q" waits for "secret/payroll" waits for "r"`,
+		remains: "that there is a cycle",
+	},
+	{
+		who: "who answers at Consul's address", tries: "end the plugins' processes or have them take another token, by any answer",
+		stops: "an answer has a bound, and a null or a token that was not asked for is an error; `make fuzz`",
+		pkg:   "./plugins/sids/internal/tokens", run: "^FuzzAnswers$",
+		worked: "04345251: panic: invalid memory address, in checkIdentity; a token of another: {Accessor: ...}",
+	},
+	{
 		who: tenant, tries: "have the host's Consul agent call any address for it, such as the cloud's metadata, and show the answer as a check's output",
 		stops: "checks are about the host's own addresses and the `check_addresses` of the agent's configuration, names included",
 		pkg:   hostWorkloadPkg, run: "^TestChecksReachThisHostAlone$",

@@ -81,7 +81,7 @@ var otherNodes = []mutant{
 	},
 	{
 		name: "audit-log-open", promise: "an audit log that others may read is closed to them",
-		in: "host/internal/apiserver", decl: "auditLog.open",
+		in: "host/internal/apiserver", decl: "AuditLog.open",
 		old: "info.Mode().Perm()&0o077 != 0",
 		new: "info.Mode().Perm()&0o007 != 0",
 		pkg: apiserverPkg, run: "^TestAuditIsRotated$",

@@ -114,6 +114,7 @@ func newAgent(cfg *config.Agent, version string, logs io.Writer, before *handove
 		driversUp: make(chan struct{}), sockets: handover.NewSockets(before), next: make(chan *successor), manager: manager,
 		metrics: prometheus.NewRegistry(), confirmed: make(chan struct{}),
 	}
+	a.audit = apiserver.NewAuditLog(cfg.AuditPath, cfg.Name, a.log.Named("api"))
 	a.blocks.Store(cfg)
 	if before != nil {
 		a.outcome.Store(before.Outcome)
@@ -197,6 +198,7 @@ type agent struct {
 	manager   *servicemanager.Manager   // nil: none has started this agent
 	yieldLead func(ctx context.Context) // makes another server lead, if this one does; nil: there is none
 
+	audit       *apiserver.AuditLog // nil: there is none
 	traces      *tracing.Tracer
 	flush       time.Duration // how long the agent's end waits for the collector
 	events      *events.Bus

@@ -178,8 +178,9 @@ func (m *member) memberDeps() workload.Deps {
 // servePeers answers other agents. leader answers calls to the leader; nil on a node.
 func (m *member) servePeers(leader *peer.Leader) {
 	m.here.Workloads, m.here.Mounted, m.here.Calls = m.workloads, m.controllers, m.calls
-	s := peer.Serve(m.port.GRPC(), peer.Config{Leader: leader, Node: m.here, Terms: m.terms, Log: m.log.Named("peer")},
-		append(m.port.ServerOptions(), m.traces.Server()...)...)
+	s := peer.Serve(m.port.GRPC(), peer.Config{
+		Leader: leader, Node: m.here, Terms: m.terms, Audit: m.audit.Peer, Log: m.log.Named("peer"),
+	}, append(m.port.ServerOptions(), m.traces.Server()...)...)
 	m.closers.add(s.Close)
 }
 

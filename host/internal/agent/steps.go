@@ -207,7 +207,7 @@ func (a *agent) followDrains(ctx context.Context) error {
 func (a *agent) apiConfig() apiserver.Config {
 	name, log, others := a.cfg.Name, a.log.Named("api"), &asknode.Asker{Name: a.cfg.Name, Traces: a.traces}
 	cfg := apiserver.Config{
-		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, Sockets: a.sockets, AuditPath: a.cfg.AuditPath,
+		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, Sockets: a.sockets, Audit: a.audit,
 		HTTPAddress: net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.HTTPPort)),
 		Name:        name, Logger: log, Metrics: a.metrics, Traces: a.traces,
 		Volumes: volumes.Handler{

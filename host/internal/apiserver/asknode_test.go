@@ -458,7 +458,7 @@ func TestEventsOfAnotherNode(t *testing.T) {
 	server, asker, node := a.join(t, "server", pki.Server), a.join(t, "asker", pki.Node), a.join(t, "node", pki.Node)
 	reader := mustCreate(t, server, "reader", readsAll)
 	audit := filepath.Join(t.TempDir(), "audit")
-	node.audit = newAuditLog(audit, hclog.NewNullLogger())
+	node.cfg.Audit = NewAuditLog(audit, "n1", hclog.NewNullLogger())
 	var stay []*connect.ServerStreamForClient[hostv1.EventsResponse]
 	for _, from := range []*host{server, asker} {
 		follow := func(ctx context.Context) *connect.ServerStreamForClient[hostv1.EventsResponse] {

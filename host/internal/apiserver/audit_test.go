@@ -11,7 +11,10 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc/codes"
 
+	agents "github.com/pannier/pannier/host/internal/peer"
+	"github.com/pannier/pannier/host/internal/system/pki"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -48,7 +51,7 @@ func find(t *testing.T, path, what string, is func(auditEntry) bool) (found audi
 
 func TestAudit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "logs", "audit.log")
-	h := openACLHost(t, func(c *parts) { c.AuditPath = path })
+	h := openACLHost(t, func(c *parts) { c.Audit = NewAuditLog(path, c.Name, c.Logger) })
 	made := h.create(t, spec("v", inNamespace("shop")))
 	client, token := h.token(t, "ci", `namespace "shop" { policy = "read" }`, nil)
 	_, err := client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Namespace: "shop", Id: "v"})
@@ -117,7 +120,7 @@ func TestAudit(t *testing.T) {
 func TestAuditIsRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	check.NoError(t, os.WriteFile(path, []byte("{}\n"), 0o640)) //nolint:gosec // it is to be closed
-	h := openHost(t, func(c *parts) { c.AuditPath = path })
+	h := openHost(t, func(c *parts) { c.Audit = NewAuditLog(path, c.Name, c.Logger) })
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("an audit log that its group could read: %v, %v", info, err)
 	}
@@ -144,7 +147,7 @@ func TestAuditIsRotated(t *testing.T) {
 func TestAuditCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	path := filepath.Join(dir, "audit.log")
-	h := openHost(t, func(c *parts) { c.AuditPath = path })
+	h := openHost(t, func(c *parts) { c.Audit = NewAuditLog(path, c.Name, c.Logger) })
 	failures := func() float64 {
 		all := check.Must(h.cfg.Metrics.Gather())(t)
 		for _, family := range all {
@@ -179,13 +182,13 @@ func TestAuditCannotBeWritten(t *testing.T) {
 	}
 
 	// An agent that cannot open the file does not start.
-	if err := newAuditLog("/dev/full", h.cfg.Logger).open(); err == nil ||
+	if err := NewAuditLog("/dev/full", "n1", h.cfg.Logger).open(); err == nil ||
 		!strings.Contains(err.Error(), "no regular file") {
 		t.Errorf("an audit log that is a device: %v", err)
 	}
 	link := filepath.Join(t.TempDir(), "link")
 	check.NoError(t, os.Symlink(path, link))
-	if err := newAuditLog(link, h.cfg.Logger).open(); err == nil {
+	if err := NewAuditLog(link, "n1", h.cfg.Logger).open(); err == nil {
 		t.Error("a link is followed")
 	}
 }
@@ -194,7 +197,7 @@ func TestAuditCannotBeWritten(t *testing.T) {
 func TestForgedAuditLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	evil := "v\n{\"allowed\":true}\x1b[2J\x7f\u009b2J\u202e\u2028"
-	newAuditLog(path, hclog.NewNullLogger()).write(auditEntry{RPC: "VolumeService/GetVolume", Subject: evil, Token: evil},
+	NewAuditLog(path, "n1", hclog.NewNullLogger()).write(auditEntry{RPC: "VolumeService/GetVolume", Subject: evil, Token: evil},
 		false)
 	all, text := auditLines(t, path)
 	if len(all) != 1 || all[0].Subject != evil || all[0].Token != evil {
@@ -205,11 +208,45 @@ func TestForgedAuditLines(t *testing.T) {
 	}
 }
 
+// What was done for another agent is a line too; refused calls are bounded as those of strangers.
+func TestAuditOfOtherAgents(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	log := NewAuditLog(path, "s1", hclog.NewNullLogger())
+	revoke := agents.Change{
+		By:     pki.Identity{Name: "n1", DC: "dc1", Role: pki.Node},
+		Method: "/pannier.peer.v1.ServersService/RevokeToken", Object: "default/a api", Accessor: "the accessor",
+		Allowed: true,
+	}
+	for range 2 * strangerLines {
+		log.Peer(t.Context(), revoke)
+	}
+	refused := revoke
+	refused.Accessor, refused.Allowed, refused.Code = "", false, codes.PermissionDenied
+	for range 2 * strangerLines {
+		log.Peer(t.Context(), refused)
+	}
+	all, _ := auditLines(t, path)
+	if len(all) < 3*strangerLines || len(all) == 4*strangerLines {
+		t.Errorf("%d lines", len(all))
+	}
+	want := auditEntry{
+		Time: all[0].Time, Node: "s1", RPC: "ServersService/RevokeToken", Subject: "default/a api",
+		Certificate: revoke.By.String(), ConsulAccessor: "the accessor", Allowed: true, Code: "ok",
+	}
+	if all[0] != want || want.Time.IsZero() {
+		t.Errorf("got %+v", all[0])
+	}
+	if e := all[2*strangerLines]; e.Allowed || e.Code != "permission_denied" || e.ConsulAccessor != "" {
+		t.Errorf("a refused call: %+v", e)
+	}
+	NewAuditLog("", "s1", hclog.NewNullLogger()).Peer(t.Context(), revoke) // there is none
+}
+
 // Callers without a token do not fill the disk with lines: what is left out is counted in the next line. All lines of
 // callers with a token are there, and so are changes.
 func TestAuditOfStrangersIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
-	h := openACLHost(t, func(c *parts) { c.AuditPath = path })
+	h := openACLHost(t, func(c *parts) { c.Audit = NewAuditLog(path, c.Name, c.Logger) })
 	known, token := h.token(t, "ci", `plugin { policy = "list" }`, nil)
 	h.cfg.SocketRoot = false // from here on h.client is a stranger
 	const calls, own = 1500, 150

@@ -22,7 +22,7 @@ import (
 // TestCallers: the leader decides about what nodes do for their callers as about calls of its own API, and audits it.
 func TestCallers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
-	h := openACLHost(t, func(c *parts) { c.AuditPath = path })
+	h := openACLHost(t, func(c *parts) { c.Audit = NewAuditLog(path, c.Name, c.Logger) })
 	h.putNode(t, "n2")
 	secret := func(name, rules string) (secret, accessor string) {
 		_, err := h.client.ACL.PutACLPolicy(h.ctx, &hostv1.PutACLPolicyRequest{Name: name, Rules: rules})

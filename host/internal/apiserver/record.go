@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,8 +16,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/host/internal/apiserver/call"
+	agents "github.com/pannier/pannier/host/internal/peer"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/internal/printable"
 )
 
@@ -39,6 +43,8 @@ type auditEntry struct {
 	RPC         string  `json:"rpc"`               // such as VolumeService/GetVolume
 	Subject     string  `json:"subject,omitempty"` // what the request names, with its namespace
 	Force       bool    `json:"force,omitempty"`   // the caller vouches for the change
+	// ConsulAccessor is that of the Consul token that a call of another agent made or revoked.
+	ConsulAccessor string `json:"consul_accessor,omitempty"`
 	// Phase is began or ended for a stream, and empty for a unary call.
 	Phase   string `json:"phase,omitempty"`
 	Allowed bool   `json:"allowed"`
@@ -61,9 +67,11 @@ const (
 	streamEnded = "ended"
 )
 
-// auditLog appends to a file. Failed writes are counted and logged, and do not fail calls.
-type auditLog struct {
+// AuditLog appends to a file. Failed writes are counted and logged, and do not fail calls.
+// A nil one writes nothing.
+type AuditLog struct {
 	path   string
+	node   string
 	log    hclog.Logger
 	failed prometheus.Counter
 	left   prometheus.Counter
@@ -75,9 +83,13 @@ type auditLog struct {
 	leftOut   int // lines since the last one
 }
 
-func newAuditLog(path string, log hclog.Logger) *auditLog {
-	return &auditLog{
-		path: path, log: log, strangers: rate.NewLimiter(strangerRate, strangerLines),
+// NewAuditLog returns the audit log of a node; nil for an empty path. Its first line, or a Server, opens the file.
+func NewAuditLog(path, node string, log hclog.Logger) *AuditLog {
+	if path == "" {
+		return nil
+	}
+	return &AuditLog{
+		path: path, node: node, log: log, strangers: rate.NewLimiter(strangerRate, strangerLines),
 		failed: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "pannier_audit_failures_total", Help: "Lines of the audit log that could not be written.",
 		}),
@@ -89,7 +101,10 @@ func newAuditLog(path string, log hclog.Logger) *auditLog {
 }
 
 // open creates the file and its folder as needed. Except for the first time it is called with mu held.
-func (a *auditLog) open() error {
+func (a *AuditLog) open() error {
+	if a == nil {
+		return nil
+	}
 	if err := os.MkdirAll(filepath.Dir(a.path), 0o700); err != nil {
 		return fmt.Errorf("make the audit log's folder: %w", err)
 	}
@@ -113,7 +128,10 @@ func (a *auditLog) open() error {
 
 // write appends a line, unless it is a stranger's and there are too many of them. If the file was moved or removed it
 // is created again.
-func (a *auditLog) write(e auditEntry, stranger bool) {
+func (a *AuditLog) write(e auditEntry, stranger bool) {
+	if a == nil {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if stranger && !a.strangers.Allow() {
@@ -121,7 +139,7 @@ func (a *auditLog) write(e auditEntry, stranger bool) {
 		a.left.Inc()
 		return
 	}
-	e.LeftOut = a.leftOut
+	e.Time, e.Node, e.LeftOut = time.Now().UTC(), a.node, a.leftOut
 	line, err := json.Marshal(e)
 	if err == nil {
 		err = a.append(append([]byte(printable.String(string(line))), '\n'))
@@ -141,7 +159,7 @@ func (a *auditLog) write(e auditEntry, stranger bool) {
 	}
 }
 
-func (a *auditLog) append(line []byte) error {
+func (a *AuditLog) append(line []byte) error {
 	if a.file != nil && a.rotated() {
 		_ = a.file.Close() // its lines are all written
 		a.file = nil
@@ -156,14 +174,17 @@ func (a *auditLog) append(line []byte) error {
 }
 
 // rotated reports whether the path is no longer the open file.
-func (a *auditLog) rotated() bool {
+func (a *AuditLog) rotated() bool {
 	at, err := os.Lstat(a.path)
 	is, statErr := a.file.Stat()
 	return err != nil || statErr != nil || !os.SameFile(at, is)
 }
 
 // close closes the file. A further line would open the path again.
-func (a *auditLog) close() error {
+func (a *AuditLog) close() error {
+	if a == nil {
+		return nil
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.file == nil {
@@ -177,11 +198,8 @@ func (a *auditLog) close() error {
 // record writes a call to the audit log, if there is one. err is the result of the call, which is not known when a
 // stream begins.
 func (s *Server) record(c *call.Caller, procedure string, msg any, phase string, allowed bool, err error) {
-	if s.audit == nil {
-		return
-	}
 	e := auditEntry{
-		Time: time.Now().UTC(), Node: s.cfg.Name, Call: c.ID, Trace: c.Trace, Accessor: c.Accessor, Token: c.Name,
+		Call: c.ID, Trace: c.Trace, Accessor: c.Accessor, Token: c.Name,
 		RPC: label(procedure), Subject: call.Shortened(object(msg)), Phase: phase, Allowed: allowed,
 	}
 	if m, ok := msg.(interface{ GetForce() bool }); ok {
@@ -202,7 +220,19 @@ func (s *Server) record(c *call.Caller, procedure string, msg any, phase string,
 		e.Code = "ok"
 	}
 	stranger := c.Accessor == "" && !c.IsManagement()
-	s.audit.write(e, stranger && (!allowed || !needOf(procedure).changes))
+	s.cfg.Audit.write(e, stranger && (!allowed || !needOf(procedure).changes))
+}
+
+// Peer writes what was done for another agent.
+func (a *AuditLog) Peer(ctx context.Context, c agents.Change) {
+	code := "ok"
+	if c.Code != codes.OK {
+		code = connect.Code(c.Code).String()
+	}
+	a.write(auditEntry{
+		Trace: tracing.TraceID(ctx), Certificate: c.By.String(), RPC: label(c.Method), Subject: call.Shortened(c.Object),
+		ConsulAccessor: c.Accessor, Allowed: c.Allowed, Code: code,
+	}, !c.Allowed)
 }
 
 // callMetrics count the calls.
@@ -224,7 +254,7 @@ func newCallMetrics() *callMetrics {
 }
 
 // label returns a procedure's label, such as VolumeService/GetVolume.
-func label(procedure string) string { return strings.TrimPrefix(procedure, "/pannier.host.v1.") }
+func label(procedure string) string { return procedure[strings.LastIndexByte(procedure, '.')+1:] }
 
 func (m *callMetrics) observe(procedure string, err error) {
 	code := "ok"
@@ -242,8 +272,8 @@ func (m *callMetrics) took(procedure string, d time.Duration) {
 func (s *Server) register() error {
 	s.calls = newCallMetrics()
 	all := []prometheus.Collector{s.calls.total, s.calls.time, collector{s}}
-	if s.audit != nil {
-		all = append(all, s.audit.failed, s.audit.left)
+	if s.cfg.Audit != nil {
+		all = append(all, s.cfg.Audit.failed, s.cfg.Audit.left)
 	}
 	for _, c := range all {
 		if err := s.cfg.Metrics.Register(c); err != nil {

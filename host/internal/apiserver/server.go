@@ -56,8 +56,8 @@ type Config struct {
 	Metrics *prometheus.Registry
 	// Traces records calls.
 	Traces *tracing.Tracer
-	// AuditPath is the audit log's file; empty: there is none.
-	AuditPath string
+	// Audit is the audit log; nil: there is none. The server closes it.
+	Audit *AuditLog
 	// Health returns what is wrong with the agent; empty: it is ready. It is called often and must not block.
 	Health func() (reasons []string)
 	// Votes reports whether this server has a vote; nil: it is no server.
@@ -101,7 +101,6 @@ type Server struct {
 	access access
 	calls  *callMetrics
 	limits *transport.Limits
-	audit  *auditLog // nil: there is none
 	// readers read the metrics.
 	readers *readers
 	// doors is read-locked by each request of a plugin, which no HTTP server knows, and locked by Close for good.
@@ -130,9 +129,6 @@ func New(cfg Config) *Server {
 	if s.limits = transport.NewLimits(cfg.Logger); cfg.Port != nil {
 		s.limits = cfg.Port.Limits()
 	}
-	if cfg.AuditPath != "" {
-		s.audit = newAuditLog(cfg.AuditPath, cfg.Logger)
-	}
 	s.closing, s.stopNew = context.WithCancelCause(context.Background())
 	s.running, s.stopAll = context.WithCancelCause(context.Background())
 	return s
@@ -152,10 +148,8 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	if err := s.register(); err != nil {
 		return err
 	}
-	if s.audit != nil {
-		if err := s.audit.open(); err != nil {
-			return err
-		}
+	if err := s.cfg.Audit.open(); err != nil {
+		return err
 	}
 	if s.cfg.ACL == nil {
 		s.log.Info("ACLs are off: every caller may do everything; acl { enabled = true } turns them on")
@@ -227,9 +221,7 @@ func (s *Server) Close() error {
 		errs = append(errs, s.closeDoors(ctx))
 		s.stopAll(call.ErrStopping)
 		s.serving.Wait()
-		if s.audit != nil {
-			errs = append(errs, s.audit.close())
-		}
+		errs = append(errs, s.cfg.Audit.close())
 		s.closeErr = errors.Join(errs...)
 	})
 	return s.closeErr

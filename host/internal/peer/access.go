@@ -33,48 +33,52 @@ const (
 	byServers
 	// amongServers: servers, for themselves. Every server answers.
 	amongServers
+
+	// unaudited, added to one of them, leaves a call out of the audit log: it changes nothing but the ledger, and
+	// hands out no secret.
+	unaudited access = 1 << 3
 )
 
 // methods says who may make which call. Calls that are not in it are refused.
 var methods = map[string]access{
-	peerv1.ServersService_Apply_FullMethodName:           byAgents, // which commands: below
-	peerv1.ServersService_Query_FullMethodName:           byAgents, // which queries: below
-	peerv1.ServersService_Heartbeat_FullMethodName:       byAgents,
-	peerv1.ServersService_Attach_FullMethodName:          byAgents, // with a claim on the volume
-	peerv1.ServersService_VolumeSecrets_FullMethodName:   byAgents, // with a claim on the volume
-	peerv1.ServersService_IntendToken_FullMethodName:     byAgents, // its own tokens
-	peerv1.ServersService_DeriveToken_FullMethodName:     byAgents, // its own tokens
-	peerv1.ServersService_RevokeToken_FullMethodName:     byAgents, // its own tokens
-	peerv1.ServersService_ReplaceWorkload_FullMethodName: byAgents, // that one of its own waits for
+	peerv1.ServersService_Apply_FullMethodName:           byAgents | unaudited, // which commands: below
+	peerv1.ServersService_Query_FullMethodName:           byAgents | unaudited, // which queries: below
+	peerv1.ServersService_Heartbeat_FullMethodName:       byAgents | unaudited,
+	peerv1.ServersService_Attach_FullMethodName:          byAgents,             // with a claim on the volume
+	peerv1.ServersService_VolumeSecrets_FullMethodName:   byAgents,             // with a claim on the volume
+	peerv1.ServersService_IntendToken_FullMethodName:     byAgents | unaudited, // its own tokens
+	peerv1.ServersService_DeriveToken_FullMethodName:     byAgents,             // its own tokens
+	peerv1.ServersService_RevokeToken_FullMethodName:     byAgents,             // its own tokens
+	peerv1.ServersService_ReplaceWorkload_FullMethodName: byAgents,             // that one of its own waits for
 
 	peerv1.ServersService_SecretsKeys_FullMethodName:     amongServers,
 	peerv1.ServersService_OfferSecretsKey_FullMethodName: byServers,
 
 	peerv1.NodeService_ExpandVolume_FullMethodName:  byServers,
-	peerv1.NodeService_VolumeStats_FullMethodName:   byServers,
-	peerv1.NodeService_Owns_FullMethodName:          byServers,
+	peerv1.NodeService_VolumeStats_FullMethodName:   byServers | unaudited,
+	peerv1.NodeService_Owns_FullMethodName:          byServers | unaudited,
 	peerv1.NodeService_DetachUnknown_FullMethodName: byServers,
 	peerv1.NodeService_Detach_FullMethodName:        byServers,
 	peerv1.NodeService_StopWorkload_FullMethodName:  byServers,
-	peerv1.NodeService_NodeInfo_FullMethodName:      byServers,
+	peerv1.NodeService_NodeInfo_FullMethodName:      byServers | unaudited,
 
 	// The controller's calls of the storage protocol. Mounting is up to each node alone.
-	storagev1.StorageService_ValidateVolume_FullMethodName:      byServers,
+	storagev1.StorageService_ValidateVolume_FullMethodName:      byServers | unaudited,
 	storagev1.StorageService_Attach_FullMethodName:              byServers,
 	storagev1.StorageService_Detach_FullMethodName:              byServers,
 	storagev1.StorageService_Create_FullMethodName:              byServers,
 	storagev1.StorageService_Delete_FullMethodName:              byServers,
 	storagev1.StorageService_Expand_FullMethodName:              byServers,
-	storagev1.StorageService_List_FullMethodName:                byServers,
-	storagev1.StorageService_Capacity_FullMethodName:            byServers,
-	storagev1.StorageService_Get_FullMethodName:                 byServers,
+	storagev1.StorageService_List_FullMethodName:                byServers | unaudited,
+	storagev1.StorageService_Capacity_FullMethodName:            byServers | unaudited,
+	storagev1.StorageService_Get_FullMethodName:                 byServers | unaudited,
 	storagev1.StorageService_Modify_FullMethodName:              byServers,
 	storagev1.StorageService_CreateSnapshot_FullMethodName:      byServers,
 	storagev1.StorageService_DeleteSnapshot_FullMethodName:      byServers,
-	storagev1.StorageService_ListSnapshots_FullMethodName:       byServers,
+	storagev1.StorageService_ListSnapshots_FullMethodName:       byServers | unaudited,
 	storagev1.StorageService_CreateGroupSnapshot_FullMethodName: byServers,
 	storagev1.StorageService_DeleteGroupSnapshot_FullMethodName: byServers,
-	storagev1.StorageService_GetGroupSnapshot_FullMethodName:    byServers,
+	storagev1.StorageService_GetGroupSnapshot_FullMethodName:    byServers | unaudited,
 }
 
 // commands are those that a node may send, and their conditions. All others are reserved for servers.
@@ -246,11 +250,7 @@ func (n caller) ownClaim(ctx context.Context, item command.Advance) error {
 
 // ownToken refuses a token of another node, and an ID that is in use by one.
 func (n caller) ownToken(ctx context.Context, t claim.Token) error {
-	var noted claim.Token
-	err := n.leader.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		noted, err = tx.Token(t.ID)
-		return err
-	})
+	noted, err := get(ctx, n.leader.Ledger.Read, (*state.ReadTx).Token, t.ID)
 	switch {
 	case errors.Is(err, claim.ErrTokenNotFound):
 		return n.own("token", t.Node)
@@ -273,10 +273,8 @@ func look(ctx context.Context, leader *Leader, peer transport.Peer) (caller, err
 	if boot := metadata.ValueFromIncomingContext(ctx, bootKey); len(boot) == 1 {
 		n.bootID = boot[0]
 	}
-	err := leader.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		n.record, err = tx.Node(peer.Name)
-		return err
-	})
+	var err error
+	n.record, err = get(ctx, leader.Ledger.Read, (*state.ReadTx).Node, peer.Name)
 	if errors.Is(err, claim.ErrNodeNotFound) {
 		n.unknown, err = err, nil
 	}
@@ -382,6 +380,7 @@ func admitQuery(ctx context.Context, leader *Leader, query []byte) (q command.Qu
 // roleMayCall checks whether the holder of a certificate may make the call for itself.
 func roleMayCall(peer transport.Peer, method string) (access, error) {
 	who, ok := methods[method]
+	who &^= unaudited
 	switch {
 	case !ok:
 		return 0, denied(method + " is not served to other agents")

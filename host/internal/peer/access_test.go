@@ -54,6 +54,7 @@ func TestEachMethodIsInTheTable(t *testing.T) {
 	} {
 		for _, m := range service.methods {
 			who, ok := methods["/"+service.name+"/"+m]
+			who &^= unaudited
 			want := cmp.Or(others[m], service.who)
 			if served := !strings.HasSuffix(service.name, "StorageService") || !slices.Contains(unserved, m); ok != served ||
 				served && who != want {

@@ -76,11 +76,7 @@ func (n caller) asker(ctx context.Context, of func(w claim.Workload) bool) (Aske
 	if by.Token != "" || len(n.grant) == 0 {
 		return by, nil
 	}
-	var there []claim.Workload
-	err := n.leader.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		there, err = tx.WorkloadsOn(n.Name)
-		return err
-	})
+	there, err := get(ctx, n.leader.Ledger.Read, (*state.ReadTx).WorkloadsOn, n.Name)
 	if err != nil {
 		return by, err
 	}
@@ -198,11 +194,7 @@ func (n caller) mayUse(ctx context.Context, ref claim.VolumeRef) error {
 			return nil
 		}
 	}
-	var claims []claim.Claim
-	err := n.leader.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		claims, err = tx.Claims(ref)
-		return err
-	})
+	claims, err := get(ctx, n.leader.Ledger.Read, (*state.ReadTx).Claims, ref)
 	switch {
 	case err != nil || slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Node == n.Name }):
 		return err

@@ -57,8 +57,16 @@ type world struct {
 	ca      pkitest.Authority
 	log     *logs
 
-	mu     sync.Mutex
-	agents map[string]*agent
+	mu      sync.Mutex
+	agents  map[string]*agent
+	audited []Change
+}
+
+// audit records the lines of all agents' audit logs.
+func (w *world) audit(_ context.Context, c Change) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.audited = append(w.audited, c)
 }
 
 // agent is one host's part in the calls between agents.
@@ -152,7 +160,7 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 	for _, c := range change {
 		c(a)
 	}
-	a.server = Serve(a.port.GRPC(), Config{Leader: a.leader, Node: a.node, Terms: terms, Log: log},
+	a.server = Serve(a.port.GRPC(), Config{Leader: a.leader, Node: a.node, Terms: terms, Log: log, Audit: w.audit},
 		a.port.ServerOptions()...)
 	w.mu.Lock()
 	w.agents[name] = a

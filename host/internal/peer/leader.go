@@ -69,6 +69,17 @@ type Leader struct {
 	Callers Callers
 }
 
+// get reads one thing of the ledger, with one of the ways to read it.
+func get[K, V any](ctx context.Context, read func(context.Context, func(*state.ReadTx) error) error,
+	of func(*state.ReadTx, K) (V, error), key K,
+) (v V, err error) {
+	err = read(ctx, func(tx *state.ReadTx) error {
+		v, err = of(tx, key)
+		return err
+	})
+	return v, err
+}
+
 // leading returns the server that leads, as far as this one knows.
 func (l *Leader) leading() route.Member {
 	name := l.Ledger.Stats().LeaderName
@@ -145,11 +156,7 @@ func (l *Leader) held(ctx context.Context, node string, ref claim.VolumeRef) (v 
 // RevokeToken revokes a node's token that the ledger knows. An unknown token belongs to nobody, so there is nothing to
 // revoke.
 func (l *Leader) RevokeToken(ctx context.Context, node string, t claim.Token, secret string) error {
-	var noted claim.Token
-	err := l.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
-		noted, err = tx.Token(t.ID)
-		return err
-	})
+	noted, err := get(ctx, l.Ledger.ReadLatest, (*state.ReadTx).Token, t.ID)
 	switch {
 	case errors.Is(err, claim.ErrTokenNotFound):
 		return nil
@@ -158,6 +165,7 @@ func (l *Leader) RevokeToken(ctx context.Context, node string, t claim.Token, se
 	case noted.Node != node:
 		return denied(fmt.Sprintf("token %s belongs to node %q, not to node %q", t.ID, noted.Node, node))
 	default:
+		noteAccessor(ctx, noted)
 		return l.Tokens.Revoke(ctx, noted, secret)
 	}
 }

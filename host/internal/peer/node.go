@@ -69,11 +69,7 @@ var errAnotherMachine = errcode.Unavailable.New("another machine than the one in
 // expect makes calls to a node fail on another machine than the one that the ledger has under its name, and on another
 // boot of it while the earlier one may use its claims.
 func expect(ctx context.Context, ledger Reader, name string) (context.Context, error) {
-	var n claim.Node
-	err := ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		n, err = tx.Node(name)
-		return err
-	})
+	n, err := get(ctx, ledger.Read, (*state.ReadTx).Node, name)
 	if errors.Is(err, claim.ErrNodeNotFound) || err == nil && n.SecretHash == "" {
 		return ctx, nil
 	}

@@ -43,6 +43,8 @@ type Config struct {
 	Node *Node
 	// Terms are the leaders' terms that this agent has seen.
 	Terms *Terms
+	// Audit writes to the audit log what was done, or refused, for another agent.
+	Audit func(ctx context.Context, c Change)
 	Log   hclog.Logger
 }
 
@@ -94,6 +96,7 @@ func (g *guard) begin(ctx context.Context, info *tap.Info) (context.Context, err
 	}
 	// Whether a call that is in no list exists is known to gRPC, which looks next.
 	if err != nil && methods[info.FullMethodName] != 0 {
+		g.audit(ctx, &Change{Method: info.FullMethodName}, err)
 		return ctx, g.refuse(ctx, info.FullMethodName, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -105,10 +108,14 @@ func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	if arrived, ok := ctx.Value(arrivalKey{}).(func() bool); ok {
 		arrived()
 	}
-	if err := g.check(ctx, info.FullMethod, req); err != nil {
-		return nil, g.refuse(ctx, info.FullMethod, err)
+	var resp any
+	c := &Change{Method: info.FullMethod}
+	err := g.check(ctx, info.FullMethod, req)
+	if err == nil {
+		c.Object = objectOf(req)
+		resp, err = handle(context.WithValue(ctx, changeKey{}, c), req)
 	}
-	resp, err := handle(ctx, req)
+	g.audit(ctx, c, err)
 	if err != nil {
 		return nil, g.refuse(ctx, info.FullMethod, err)
 	}
@@ -156,9 +163,13 @@ var (
 // code.
 var notAllowed = []error{ErrDenied, errNoCertificate, errUnserved, command.ErrUnknownCommand, command.ErrUnknownQuery}
 
+func refused(err error) bool {
+	return slices.ContainsFunc(notAllowed, func(target error) bool { return errors.Is(err, target) })
+}
+
 // refuse converts the error of a call for sending, and logs calls that were not allowed.
 func (g *guard) refuse(ctx context.Context, method string, err error) error {
-	if slices.ContainsFunc(notAllowed, func(target error) bool { return errors.Is(err, target) }) {
+	if refused(err) {
 		by, from := "nobody", "unknown"
 		if peer, ok := transport.PeerFrom(ctx); ok {
 			by = peer.String()

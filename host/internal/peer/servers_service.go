@@ -117,6 +117,7 @@ func (s serversService) DeriveToken(ctx context.Context, req *peerv1.DeriveToken
 	if err != nil {
 		return nil, err
 	}
+	noteAccessor(ctx, derived)
 	encoded, err := codec.Marshal(derived)
 	return &peerv1.DeriveTokenResponse{Token: encoded, Secret: secret}, err
 }

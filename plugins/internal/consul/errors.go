@@ -44,6 +44,7 @@ func explain(err error) (codes.Code, string) {
 		alert     *net.OpError
 		request   *url.Error
 		network   net.Error
+		tooLarge  *http.MaxBytesError
 	)
 	switch {
 	case errors.As(err, &answer):
@@ -58,6 +59,8 @@ func explain(err error) (codes.Code, string) {
 		return codes.FailedPrecondition, untrusted.Error() + ": check ca_file and tls_server_name"
 	case errors.As(err, &alert) && alert.Op == "remote error": // crypto/tls's name for the other side's alert
 		return codes.FailedPrecondition, alert.Error() + ": check cert_file and key_file"
+	case errors.As(err, &tooLarge):
+		return codes.FailedPrecondition, fmt.Sprintf("the answer has more than %d bytes", tooLarge.Limit)
 	case errors.Is(err, http.ErrSchemeMismatch):
 		return codes.FailedPrecondition, "the address speaks http, not https"
 	case errors.As(err, &request):
@@ -125,14 +128,21 @@ func Present[T any](all []*T) []*T {
 // maxRefusal bounds how much of an error answer is read, in bytes.
 const maxRefusal = 64 << 10
 
-// redacting removes the secrets of a request from error answers: a proxy before Consul, or another server at its
-// address, may quote what it was sent, and an error's text goes to the host and into logs.
+// maxBody bounds any other answer, in bytes: the list of 100,000 tokens.
+const maxBody = 64 << 20
+
+// redacting bounds answers, and removes the secrets of a request from error answers: a proxy before Consul, or another
+// server at its address, may quote what it was sent, and an error's text goes to the host and into logs.
 type redacting struct{ next http.RoundTripper }
 
 func (r redacting) RoundTrip(req *http.Request) (*http.Response, error) {
 	res, err := r.next.RoundTrip(req)
-	if err != nil || res.StatusCode < http.StatusBadRequest {
+	switch {
+	case err != nil:
 		return res, err
+	case res.StatusCode < http.StatusBadRequest:
+		res.Body = http.MaxBytesReader(nil, res.Body, maxBody)
+		return res, nil
 	}
 	text, err := io.ReadAll(io.LimitReader(res.Body, maxRefusal))
 	_ = res.Body.Close()

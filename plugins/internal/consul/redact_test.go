@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/hashicorp/consul/api"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -48,5 +50,27 @@ func TestErrorsThatRepeatTheRequest(t *testing.T) {
 				t.Errorf("%s: %q is in %s", name, secret, said)
 			}
 		}
+	}
+}
+
+// An answer that does not end is given up.
+func TestAnswerWithoutEnd(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for part, err := []byte(strings.Repeat(" ", 1<<20)), error(nil); err == nil; {
+			_, err = w.Write(part)
+		}
+	}))
+	defer srv.Close()
+	pool := NewPool()
+	defer pool.Close()
+	c := service.Consul{Name: "default", Address: srv.URL}
+	client, err := pool.Client(c, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = client.ACL().TokenList(nil)
+	if err = Error(err, c, "list"); status.Code(err) != codes.FailedPrecondition ||
+		!strings.Contains(err.Error(), `Consul "default"`) || !strings.Contains(err.Error(), "more than 67108864 bytes") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -185,7 +185,7 @@ workload %q {
 	waits(n.s3, "two", "one")
 	given := begin(t, n.s3, "workload", "start", spec(n.s3, "three", "after", "one", "four"))
 	waits(n.s3, "three", "one")
-	n.n1.Refused(4, []string{"wait for one another", `"four" waits for "three" waits for "four"`}, "workload", "start",
+	n.n1.Refused(4, []string{"wait for one another", `workload "four" waits for workload "three" waits for workload "four"`}, "workload", "start",
 		spec(n.n1, "four", "replaces", "three"))
 	n.s3.Run("workload", "stop", "three")
 	if err := outcome(t, given); err == nil || !strings.Contains(err.Error(), "given up") {

@@ -67,7 +67,7 @@ func (i *Inheritance) Tried() bool { return i != nil && i.trial != nil }
 
 // Inherit returns what the program before has handed over, once; nil: nothing. No other process has the agent's data
 // open then.
-func Inherit() (*Inheritance, error) {
+func Inherit() (in *Inheritance, err error) {
 	text, ok := os.LookupEnv(envBundle)
 	if !ok {
 		return nil, nil //nolint:nilnil // there need not be any
@@ -79,21 +79,38 @@ func Inherit() (*Inheritance, error) {
 	if err := json.Unmarshal([]byte(text), &b); err != nil {
 		return nil, fmt.Errorf("read what the program before has handed over: %w", err)
 	}
-	in := &Inheritance{Outcome: b.Outcome}
+	in = &Inheritance{Outcome: b.Outcome}
+	defer func() {
+		for n := 0; err != nil && n < len(in.sockets); n++ {
+			_ = in.sockets[n].file.Close() // the agent does not start
+		}
+	}()
 	for _, p := range b.Files {
-		in.sockets = append(in.sockets, kept{passed: p, file: own(p.FD)})
+		file, err := own(p.FD)
+		if err != nil {
+			return in, err
+		}
+		in.sockets = append(in.sockets, kept{passed: p, file: file})
 	}
 	if b.Report != 0 {
-		in.trial = newReporter(own(b.Report))
-		return in, nil
+		report, err := own(b.Report)
+		if err == nil {
+			in.trial = newReporter(report)
+		}
+		return in, err
 	}
 	return in, reap()
 }
 
-// own makes a descriptor of the program before one of this program, which its children do not inherit.
-func own(fd int) *os.File {
+// own makes a descriptor of the program before one of this program, which its children do not inherit. One that they
+// would not inherit, or is not open, was not handed over.
+func own(fd int) (*os.File, error) {
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	if err != nil || flags&unix.FD_CLOEXEC != 0 || fd < firstFD {
+		return nil, fmt.Errorf("the program before has not handed over the descriptor %d that it names", fd)
+	}
 	unix.CloseOnExec(fd)
-	return os.NewFile(uintptr(fd), "handover")
+	return os.NewFile(uintptr(fd), "handover"), nil
 }
 
 // reap waits for the children of the program before, such as plugins, when they end: nobody else does.

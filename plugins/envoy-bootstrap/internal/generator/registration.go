@@ -88,7 +88,7 @@ func (g *Generator) registration(ctx context.Context, c service.Consul, token, i
 	case err != nil:
 		return nil, consul.Error(err, c, "read its registration")
 	}
-	switch s.Kind {
+	switch s = cmp.Or(s, &api.AgentService{}); s.Kind {
 	case api.ServiceKindConnectProxy, api.ServiceKindIngressGateway, api.ServiceKindTerminatingGateway,
 		api.ServiceKindMeshGateway, api.ServiceKindAPIGateway:
 		if s.Proxy != nil {

@@ -36,6 +36,10 @@ func (i *Issuer) Derive(ctx context.Context, c service.Consul, req identity.Deri
 		}
 		return identity.Token{}, "", err
 	}
+	if token.AccessorID == "" || token.SecretID == "" {
+		return identity.Token{}, "", status.Errorf(codes.Internal,
+			"get a token for the service %q on Consul %q (%s): the answer has no accessor or no secret", req.Subject.Service, c.Name, c.Address)
+	}
 	return toToken(token.AccessorID, token.Description, token.CreateTime, token.ExpirationTime), token.SecretID, nil
 }
 
@@ -58,6 +62,10 @@ func (i *Issuer) mint(ctx context.Context, c service.Consul, req identity.Derive
 		Local:             true,
 	}, writing(ctx))
 	if err == nil {
+		if wrong := checkSubject(made, req.Subject); wrong != nil || made.AccessorID != req.ID {
+			return nil, status.Errorf(codes.Internal, "%s on Consul %q (%s): it answered with another token than it was asked for: %v", what,
+				c.Name, c.Address, wrong)
+		}
 		return made, nil
 	}
 	if mayExist(err) {
@@ -89,8 +97,9 @@ func checkSubject(token *api.ACLToken, s identity.Subject) error {
 
 // checkIdentity checks that a token is local and has exactly the one service identity.
 func checkIdentity(token *api.ACLToken, service string) error {
+	only := consul.Present(token.ServiceIdentities)
 	switch {
-	case len(token.ServiceIdentities) != 1 || token.ServiceIdentities[0].ServiceName != service:
+	case len(only) != 1 || only[0].ServiceName != service:
 		return fmt.Errorf("does not have exactly the identity of the service %q", service)
 	case len(token.Policies)+len(token.Roles)+len(token.NodeIdentities)+len(token.TemplatedPolicies) > 0:
 		return errors.New("has more than a service identity")

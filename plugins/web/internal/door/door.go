@@ -28,19 +28,22 @@ type config struct {
 	Actions  bool     `json:"actions" default:"false" doc:"whether users may change something: detach, drain, swap, snapshot, delete"`
 	Hosts    []string `json:"hosts" doc:"names by which browsers call the pages, besides localhost and IP addresses"`
 	Session  string   `json:"session" default:"8h" doc:"after how long users sign in again"`
+	Idle     string   `json:"idle" default:"1h" doc:"after how long without a request they do"`
 	CertFile string   `json:"cert_file" doc:"path of a TLS certificate in PEM, the server's first"`
 	KeyFile  string   `json:"key_file" doc:"path of its key in PEM"`
 
-	session time.Duration
+	session, idle time.Duration
 }
 
 const minSession, maxSession = time.Minute, 7 * 24 * time.Hour
 
 // Validate implements sdk.Config's.
 func (c *config) Validate() (err error) {
-	c.session, err = time.ParseDuration(c.Session)
-	if err != nil || c.session < minSession || c.session > maxSession {
-		return fmt.Errorf("session: %q is no time between %s and %s", c.Session, minSession, maxSession)
+	if c.session, err = length("session", c.Session); err != nil {
+		return err
+	}
+	if c.idle, err = length("idle", c.Idle); err != nil {
+		return err
 	}
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		return errors.New("cert_file and key_file: give both, or none")
@@ -51,6 +54,15 @@ func (c *config) Validate() (err error) {
 		}
 	}
 	return nil
+}
+
+// length reads the length of sessions.
+func length(key, text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < minSession || d > maxSession {
+		return 0, fmt.Errorf("%s: %q is no time between %s and %s", key, text, minSession, maxSession)
+	}
+	return d, nil
 }
 
 // Door is the front door. Its listen block is "http".
@@ -146,7 +158,7 @@ func (c *config) keeper(ctx context.Context, state *sdk.State) (*session.Keeper,
 	for {
 		key, err := sessionKey(ctx, state)
 		if err == nil {
-			return session.New(key, c.session)
+			return session.New(key, c.session, c.idle)
 		}
 		slog.Warn("the key of sessions cannot be read", "error", err)
 		select {

@@ -15,6 +15,7 @@ func TestConfig(t *testing.T) {
 		`{}`: "", `{"actions": true, "hosts": ["Pannier.example.org"], "session": "30m"}`: "",
 		`{"session": "1s"}`:                "session",
 		`{"session": "soon"}`:              "session",
+		`{"idle": "1s"}`:                   "idle",
 		`{"cert_file": "/etc/cert.pem"}`:   "key_file",
 		`{"hosts": ["https://a.example"]}`: "hosts",
 		`{"hosts": ["*"]}`:                 "hosts",

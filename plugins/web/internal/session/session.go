@@ -24,8 +24,9 @@ type Session struct {
 	Secret string `json:"secret,omitempty"`
 	// Name of that token.
 	Name string `json:"name,omitempty"`
-	// Expires is when the session ends, whatever the token does.
+	// Expires is when the session ends, whatever the token does, and Idle when it ends unless there is another request.
 	Expires time.Time `json:"expires"`
+	Idle    time.Time `json:"idle"`
 }
 
 // KeySize is the length of a key in bytes.
@@ -36,18 +37,18 @@ const MaxSecret = 1024
 
 // Keeper encrypts sessions (AES-256-GCM) and makes the tokens of forms (HMAC-SHA256).
 type Keeper struct {
-	aead   cipher.AEAD
-	forms  []byte
-	length time.Duration
-	now    func() time.Time
+	aead         cipher.AEAD
+	forms        []byte
+	length, idle time.Duration
+	now          func() time.Time
 	// Name is a name of this host that nobody else knows, below localhost, which browsers take for the loopback address
 	// (RFC 6761, section 6.3). Without TLS a cookie goes to all ports of its host, and so to whatever others serve on
 	// 127.0.0.1 or localhost.
 	Name string
 }
 
-// New returns a keeper of sessions that last for a time.
-func New(key []byte, length time.Duration) (*Keeper, error) {
+// New returns a keeper of sessions that last for a time, and end earlier without a request for the time idle.
+func New(key []byte, length, idle time.Duration) (*Keeper, error) {
 	if len(key) != KeySize {
 		return nil, fmt.Errorf("the key of sessions has %d bytes, not %d", len(key), KeySize)
 	}
@@ -61,7 +62,7 @@ func New(key []byte, length time.Duration) (*Keeper, error) {
 		return nil, err
 	}
 	return &Keeper{
-		aead: aead, forms: derive(key, "form"), length: length, now: time.Now,
+		aead: aead, forms: derive(key, "form"), length: length, idle: idle, now: time.Now,
 		Name: fmt.Sprintf("pannier-%x.localhost", derive(key, "name")[:8]),
 	}, nil
 }
@@ -88,13 +89,16 @@ func name(secure bool) string {
 // Put sets the cookie of a session, which is for the browser of a request alone: another User-Agent does not open it.
 // secure: the browser uses TLS.
 func (k *Keeper) Put(w http.ResponseWriter, r *http.Request, s Session, secure bool) error {
+	if s.Idle = k.now().Add(k.idle); s.Idle.After(s.Expires) {
+		s.Idle = s.Expires
+	}
 	text, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
 	sealed := k.aead.Seal(nil, nil, text, []byte(r.UserAgent()))
 	http.SetCookie(w, &http.Cookie{
-		Name: name(secure), Value: base64.RawURLEncoding.EncodeToString(sealed), Path: "/", Expires: s.Expires,
+		Name: name(secure), Value: base64.RawURLEncoding.EncodeToString(sealed), Path: "/", Expires: s.Idle,
 		HttpOnly: true, Secure: secure, SameSite: http.SameSiteStrictMode,
 	})
 	return nil
@@ -115,10 +119,18 @@ func (k *Keeper) Of(r *http.Request, secure bool) (s Session, err error) {
 		return s, ErrNone
 	}
 	text, err := k.aead.Open(nil, nil, sealed, []byte(r.UserAgent()))
-	if err != nil || json.Unmarshal(text, &s) != nil || !k.now().Before(s.Expires) {
+	if err != nil || json.Unmarshal(text, &s) != nil || !k.now().Before(s.Idle) {
 		return Session{}, ErrNone
 	}
 	return s, nil
+}
+
+// Renew says that the session of a request, if there is one, is in use.
+func (k *Keeper) Renew(w http.ResponseWriter, r *http.Request, secure bool) {
+	s, err := k.Of(r, secure)
+	if used := k.idle - s.Idle.Sub(k.now()); err == nil && s.Idle.Before(s.Expires) && used > k.idle/8 {
+		_ = k.Put(w, r, s, secure) // it was encoded before
+	}
 }
 
 // FormToken is what each form of a session has, so that no other site can post one.

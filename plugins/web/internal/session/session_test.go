@@ -17,7 +17,7 @@ func keeper(t *testing.T, of byte) (*Keeper, *time.Time) {
 	for n := range key {
 		key[n] = of
 	}
-	k := check.Must(New(key, time.Hour))(t)
+	k := check.Must(New(key, 3*time.Hour, time.Hour))(t)
 	now := time.Now()
 	k.now = func() time.Time { return now }
 	return k, &now
@@ -67,6 +67,42 @@ func TestSession(t *testing.T) {
 	}
 }
 
+// A session ends without a request for a time, and lasts with some, up to its end: the cookie is renewed rarely.
+func TestIdleSession(t *testing.T) {
+	k, now := keeper(t, 1)
+	begun := *now
+	r := requestWith(t, k, k.Begin("the secret", ""), true)
+	renewed := 0
+	for range 24 {
+		*now = now.Add(9 * time.Minute)
+		if _, err := k.Of(r, true); err != nil {
+			break
+		}
+		w := httptest.NewRecorder()
+		k.Renew(w, r, true)
+		for _, c := range w.Result().Cookies() {
+			renewed++
+			r = httptest.NewRequest(http.MethodGet, "/", nil)
+			r.Header.Set("User-Agent", "browser")
+			r.AddCookie(c)
+			w := httptest.NewRecorder()
+			if k.Renew(w, r, true); len(w.Result().Cookies()) > 0 {
+				t.Error("it is renewed with each request")
+			}
+		}
+	}
+	if lasted := now.Sub(begun); lasted != 3*time.Hour || renewed == 0 {
+		t.Errorf("a session of three hours that is used lasts %s, renewed %d times", lasted, renewed)
+	}
+	r = requestWith(t, k, k.Begin("the secret", ""), true)
+	*now = now.Add(time.Hour)
+	w := httptest.NewRecorder()
+	k.Renew(w, r, true)
+	if _, err := k.Of(r, true); !errors.Is(err, ErrNone) || len(w.Result().Cookies()) > 0 {
+		t.Errorf("after an hour without a request: %v, %v", err, w.Result().Cookies())
+	}
+}
+
 // A form counts for its own session only.
 func TestForms(t *testing.T) {
 	k, _ := keeper(t, 1)
@@ -83,7 +119,7 @@ func TestForms(t *testing.T) {
 }
 
 func TestKeyOfAnotherSize(t *testing.T) {
-	if _, err := New(make([]byte, KeySize-1), time.Hour); err == nil {
+	if _, err := New(make([]byte, KeySize-1), time.Hour, time.Hour); err == nil {
 		t.Error("a short key is taken")
 	}
 }

@@ -3,6 +3,7 @@ package site
 import (
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/pannier/pannier/plugins/internal/frontdoor"
 )
@@ -42,6 +43,9 @@ func (s *Site) guard(next http.Handler) http.Handler {
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		if !s.shared(r) && !r.URL.Query().Has(liveParam) && !strings.HasPrefix(r.URL.Path, "/static/") {
+			s.Sessions.Renew(w, r, s.overTLS(r))
+		}
 		next.ServeHTTP(w, r)
 	})
 }

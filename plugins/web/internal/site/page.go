@@ -119,7 +119,7 @@ func (s *Site) toSignIn(w http.ResponseWriter, r *http.Request) {
 const settle = 100 * time.Millisecond
 
 // stream sends the content of a page whenever it is another one, as server-sent events. It ends when the reader is
-// gone, the token ends, or the process finishes.
+// gone, the session or the token ends, or the process finishes.
 func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
 	select {
 	case s.streams <- struct{}{}:
@@ -131,6 +131,9 @@ func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
 	var following sync.WaitGroup
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(r.Context())
+	if u.ID != "" {
+		ctx, cancel = context.WithDeadline(r.Context(), u.Idle)
+	}
 	defer cancel()
 	changed := s.host.watch(u.as(ctx), nodeOf(r), &following)
 	tick := time.NewTicker(v.every)
