@@ -169,7 +169,7 @@ func killedIn(c *trial, k kill) {
 
 // fresh is the cell on a host of its own.
 func (c *trial) fresh() *trial {
-	return &trial{rig: newRig(c.t, c.driver), t: c.t, row: c.row, id: front}
+	return &trial{rig: newRig(c.t, c.driver, c.way), t: c.t, row: c.row, id: front}
 }
 
 // arm makes the next call of an RPC kill the driver.
