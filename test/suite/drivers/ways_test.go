@@ -24,7 +24,8 @@ const inside = "/mnt"
 
 // container runs a program as docker run does with --volume CSI:/mnt/csi:rshared: in a mount namespace of its own, in
 // which the host's /tmp is not seen, and whose mounts the host sees below /mnt/csi and /mnt/front only. $1 is
-// data_dir/csi, $2 the directory of the driver's folders. argv[0] names the host, so that the end of the test finds the process.
+// data_dir/csi, $2 the directory of the driver's folders. argv[0] names the host, so that the end of the test finds the
+// process.
 const container = `#!/bin/bash
 exec unshare --mount --propagation unchanged bash -euc '
 csi=$1 own=$2 program=$3
