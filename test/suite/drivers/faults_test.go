@@ -143,7 +143,10 @@ func kills() []kill {
 		{"CreateSnapshot", "CREATE_DELETE_SNAPSHOT", volume, snap, func(c *trial) {
 			c.h.Run("volume", "snapshot", "delete", c.id, c.snap())
 		}},
-		{"ControllerExpandVolume", "EXPAND_VOLUME", volume, func(*trial) []string {
+		{"ControllerExpandVolume", "EXPAND_VOLUME", volume, func(c *trial) []string {
+			if c.size != "" {
+				return []string{"volume", "expand", "data", "12GiB"}
+			}
 			return []string{"volume", "expand", "data", "80MiB"}
 		}, nothing},
 		{"DeleteVolume", "CREATE_DELETE_VOLUME", volume, func(*trial) []string {

@@ -164,7 +164,10 @@ func hetzner(t testing.TB, share string) storage {
 		return nil
 	}))
 	mux.HandleFunc("POST /v1/volumes/{id}/actions/{action}", c.with(c.act))
-	server := httptest.NewServer(mux)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json") // of errors, too: else the driver does not read their codes
+		mux.ServeHTTP(w, r)
+	}))
 	t.Cleanup(func() {
 		server.Close()
 		for _, d := range c.volumes {
@@ -178,7 +181,6 @@ func hetzner(t testing.TB, share string) storage {
 }
 
 func answer(w http.ResponseWriter, v any) {
-	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(v) // the driver notices
 }
 
