@@ -143,7 +143,10 @@ func kills() []kill {
 		{"CreateSnapshot", "CREATE_DELETE_SNAPSHOT", volume, snap, func(c *trial) {
 			c.h.Run("volume", "snapshot", "delete", c.id, c.snap())
 		}},
-		{"ControllerExpandVolume", "EXPAND_VOLUME", volume, func(*trial) []string {
+		{"ControllerExpandVolume", "EXPAND_VOLUME", volume, func(c *trial) []string {
+			if c.size != "" {
+				return []string{"volume", "expand", "data", "12GiB"}
+			}
 			return []string{"volume", "expand", "data", "80MiB"}
 		}, nothing},
 		{"DeleteVolume", "CREATE_DELETE_VOLUME", volume, func(*trial) []string {
@@ -169,7 +172,7 @@ func killedIn(c *trial, k kill) {
 
 // fresh is the cell on a host of its own.
 func (c *trial) fresh() *trial {
-	return &trial{rig: newRig(c.t, c.driver), t: c.t, row: c.row, id: front}
+	return &trial{rig: newRig(c.t, c.driver, c.way), t: c.t, row: c.row, id: front}
 }
 
 // arm makes the next call of an RPC kill the driver.
