@@ -102,6 +102,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	if err := tx.commit(); err != nil {
 		return 0, err
 	}
+	g.committed()
 	g.compactor.Wrote()
 	s.applied.Store(applied)
 	s.changes.note(tx.topics, applied)

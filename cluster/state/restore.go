@@ -79,6 +79,7 @@ func (g *generation) load(r io.Reader) (index uint64, err error) {
 		return 0, err
 	}
 	err = batch.Flush()
+	g.committed()
 	g.compactor.Wrote() // once: each time it would write again what it has compacted before
 	return index, err
 }

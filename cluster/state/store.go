@@ -44,12 +44,51 @@ type generation struct {
 	compactor *compaction.Compactor
 	dir       string
 	readers   sync.WaitGroup
+
+	mu   sync.Mutex
+	last *shared // the snapshot after the last commit
+}
+
+// shared is a snapshot that all readers between two commits share. It is made after each commit, since Badger waits with
+// a new one for commits that are under way, and a disk that hangs does not end them.
+type shared struct {
+	txn     *badger.Txn
+	holders int // its readers, and the generation while it is the last; guarded by the generation's mu
+}
+
+// committed lets new readers see what was committed.
+func (g *generation) committed() {
+	next := &shared{txn: g.db.NewTransaction(false), holders: 1}
+	g.mu.Lock()
+	old := g.last
+	g.last = next
+	g.mu.Unlock()
+	if old != nil {
+		g.leave(old)
+	}
+}
+
+// enter returns the last snapshot, which stays open until leave.
+func (g *generation) enter() *shared {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.last.holders++
+	return g.last
+}
+
+func (g *generation) leave(s *shared) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if s.holders--; s.holders == 0 {
+		s.txn.Discard()
+	}
 }
 
 // close closes the database, after its last reader.
 func (g *generation) close() error {
 	g.readers.Wait()
 	g.compactor.Close()
+	g.leave(g.last)
 	return g.db.Close()
 }
 
@@ -135,7 +174,9 @@ func (s *Store) openGeneration(number int) (*generation, error) {
 	}
 	db, err := badgerfiles.Open(compaction.Options(badgerOptions(dir, s.key, s.log)))
 	if err == nil {
-		return &generation{db: db, compactor: compaction.Follow(db, s.log), dir: dir}, nil
+		g := &generation{db: db, compactor: compaction.Follow(db, s.log), dir: dir}
+		g.committed()
+		return g, nil
 	}
 	if errors.As(err, new(*badgerfiles.Damage)) {
 		return nil, err
@@ -190,9 +231,9 @@ func (s *Store) View(fn func(*ReadTx) error) error {
 		return err
 	}
 	defer release()
-	txn := g.db.NewTransaction(false)
-	defer txn.Discard()
-	return fn(newReadTx(txn))
+	snapshot := g.enter()
+	defer g.leave(snapshot)
+	return fn(newReadTx(snapshot.txn))
 }
 
 // Watch returns a channel that is closed by the next change of one of the topics, when ctx ends, and when the
