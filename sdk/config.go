@@ -21,7 +21,7 @@ import (
 // is called, if it has one: it checks, and may set fields that have no key.
 type Config[T any] struct{ now atomic.Pointer[T] }
 
-// Describer is implemented by a plugin that says which configuration keys it has. Config does.
+// Describer is implemented by a plugin that lists its configuration keys. Config does.
 type Describer interface {
 	ConfigKeys() []ConfigKey
 }
@@ -162,7 +162,7 @@ func strictly(text []byte, into any) error {
 	return err
 }
 
-// typeName says what kind of value a key takes, in an operator's words.
+// typeName is the kind of value that a key takes, in an operator's words.
 func typeName(t reflect.Type) string {
 	if t.Kind() == reflect.Pointer {
 		return typeName(t.Elem())

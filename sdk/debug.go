@@ -179,7 +179,7 @@ func (d *debugged) forward(_ any, host grpc.ServerStream) error {
 	return copyFrames(host, plugin)
 }
 
-// copyFrames copies messages until there are no more.
+// copyFrames copies messages until the stream ends.
 func copyFrames(to interface{ SendMsg(any) error }, from interface{ RecvMsg(any) error }) error {
 	for {
 		var f frame

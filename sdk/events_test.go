@@ -212,7 +212,7 @@ func TestEventsOfAProcess(t *testing.T) {
 	exits(t, client, cmd)
 }
 
-// ends says whether a connection is broken, or breaks within a moment.
+// ends reports whether a connection is broken, or breaks within a moment.
 func ends(ctx context.Context, conn *grpc.ClientConn) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -20,7 +20,7 @@ type inherited struct {
 	files []*os.File
 }
 
-// listeners are those of this process.
+// listeners are this process's listeners.
 var listeners = &inherited{}
 
 // inherit takes what the host has left in the environment. Programs that the plugin runs do not get the sockets.

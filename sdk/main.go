@@ -130,7 +130,7 @@ func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
 	return srv
 }
 
-// register adds the services of this process to its server: those of the wire, and the kind's.
+// register adds the wire's and the kind's services to this process's server.
 func (s *server) register(srv *grpc.Server) {
 	if s.forward == nil {
 		events, host := newEventService(s.life.log, emitted), newHostService(toHost, metrics, listeners)

@@ -76,7 +76,7 @@ func (h *Histogram) Observe(v float64, values ...string) {
 	})
 }
 
-// metrics are those of this process.
+// metrics are this process's metrics.
 var metrics = &metricSet{}
 
 type metricSet struct {

@@ -23,7 +23,7 @@ type Plugin struct {
 	// Finish, if set, ends what the kind does outside calls. It is called once, when no call is in flight, before the
 	// implementation is closed.
 	Finish func()
-	// Health, if set, is asked before the implementation's HealthReporter: its error says why the plugin is unhealthy.
+	// Health, if set, is asked before the implementation's HealthReporter: its error explains why the plugin is unhealthy.
 	Health func() error
 }
 
@@ -41,8 +41,8 @@ type Configurer interface {
 	Configure(ctx context.Context, config []byte) error
 }
 
-// HealthReporter is implemented by a plugin that can be unhealthy while it runs. Health is called every 5 s and
-// has 5 s to answer; its error says why the plugin is unhealthy.
+// HealthReporter is implemented by a plugin that can be unhealthy while it runs. Health is called every 5 s and has 5 s
+// to answer; its error explains why the plugin is unhealthy.
 type HealthReporter interface {
 	Health(ctx context.Context) error
 }

@@ -24,7 +24,7 @@ import (
 // takes its tracer from there, as trace.SpanFromContext(ctx).TracerProvider(), records through the host too.
 //
 // Recording waits for nothing: the process keeps 1,000 spans that the host does not have yet, and drops further ones.
-// What is too long is cut, see wire.CutSpan. Events and links are not recorded. Names, attributes and texts of errors
+// Longer values are cut, see wire.CutSpan. Events and links are not recorded. Names, attributes and texts of errors
 // must contain no secret.
 func Span(ctx context.Context, name string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
 	return trace.SpanFromContext(ctx).TracerProvider().Tracer("").Start(ctx, name, options...)

@@ -75,8 +75,8 @@ func (s *State) List(ctx context.Context, prefix string) ([]string, error) {
 	return res.GetKeys(), err
 }
 
-// CompareAndSwap stores a value if the present one equals expected; nil: if the key does not exist. swapped is false
-// if the present value is another one. Errors: those of Put.
+// CompareAndSwap stores a value if the present one equals expected; nil: if the key does not exist. swapped is false if
+// the present value is another one. Errors: Put's.
 func (s *State) CompareAndSwap(ctx context.Context, key string, expected, value []byte) (swapped bool, err error) {
 	res, err := s.rpc.CompareAndSwap(ctx,
 		&pluginv1.CompareAndSwapRequest{Key: key, Expected: expected, Value: value})

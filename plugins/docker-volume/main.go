@@ -1,6 +1,6 @@
 // Command docker-volume is the front door through which Docker and Podman use volumes: their volume plugin protocol.
-// The host starts it; it is not run by hand. DESIGN.md says how it keeps volumes exactly as long as containers have
-// them.
+// The host starts it; it is not run by hand. DESIGN.md describes how it keeps volumes exactly as long as containers
+// have them.
 package main
 
 import (

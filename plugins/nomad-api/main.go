@@ -1,6 +1,6 @@
 // Command nomad-api is the front door through which Nomad's command line, its Terraform provider and other clients of
-// Nomad's HTTP API use Pannier's volumes and drivers. The host starts it; it is not run by hand. DESIGN.md says what it
-// answers, and how Nomad's words are mapped.
+// Nomad's HTTP API use Pannier's volumes and drivers. The host starts it; it is not run by hand. DESIGN.md describes
+// what it answers, and how Nomad's words are mapped.
 package main
 
 import (

@@ -1,5 +1,5 @@
 // Command web is the front door for people: pages of a cluster's volumes, nodes, workloads and plugins in a browser.
-// The host starts it; it is not run by hand. DESIGN.md says how it is built and what it defends against.
+// The host starts it; it is not run by hand. DESIGN.md describes how it is built and what it defends against.
 package main
 
 import (

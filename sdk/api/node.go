@@ -19,11 +19,11 @@ const NodeHeader = "X-Pannier-Node"
 type NodeError struct {
 	// Node was asked.
 	Node string
-	// Answered has answered; empty: it did not say who it is.
+	// Answered has answered; empty: it did not name itself.
 	Answered string
 }
 
-// Error says who has answered, and what to do.
+// Error names who has answered, and what to do.
 func (e *NodeError) Error() string {
 	return fmt.Sprintf("node %q was asked, and %q has answered: run the command on that node", e.Node, e.Answered)
 }

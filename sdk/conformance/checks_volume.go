@@ -233,7 +233,7 @@ func (l *lab) expandNode(ctx context.Context, v *volume, size int64) error {
 	})
 }
 
-// expandDevice is the part of an expansion that the controller makes. onNode says that the node's must follow.
+// expandDevice is the part of an expansion that the controller makes. onNode is true if the node's must follow.
 func (l *lab) expandDevice(ctx context.Context, v *volume, size int64) (onNode bool, err error) {
 	if !l.fp.Controller.Expand {
 		return true, nil

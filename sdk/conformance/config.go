@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Config says what is tested, and with what.
+// Config is what is tested, and with what.
 type Config struct {
 	// Binary is the plugin's executable.
 	Binary string
@@ -35,9 +35,9 @@ type Config struct {
 	Consul service.Consul
 	// ProxyID is the service id of a proxy that is registered there, for testing a bootstrap plugin.
 	ProxyID string
-	// OwnBackend says that an identity or registration plugin has an issuer or a catalog of its own, which Config
-	// names, and uses no Consul. Its calls name none, and an issuer gets JWTs: JWKSURL in Config becomes the URL of
-	// the key set that verifies them.
+	// OwnBackend is true if an identity or registration plugin has an issuer or a catalog of its own, which Config names,
+	// and uses no Consul. Its calls name none, and an issuer gets JWTs: JWKSURL in Config becomes the URL of the key set
+	// that verifies them.
 	OwnBackend bool
 
 	// Listen are the names of the listening sockets of a front door, as in its listen blocks; empty: http.

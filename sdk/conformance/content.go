@@ -111,7 +111,7 @@ func writeFile(path string, content []byte) error {
 	return errors.Join(unix.Syncfs(int(dir.Fd())), dir.Close())
 }
 
-// has checks that the kit's file has the content. when says what happened since it was written.
+// has checks that the kit's file has the content. when is what happened since it was written.
 func (v *volume) has(target string, content []byte, when string) error {
 	defer noFork()()
 	got, err := os.ReadFile(filepath.Join(v.target(target), file))

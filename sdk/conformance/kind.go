@@ -29,9 +29,9 @@ type kind struct {
 	ask func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error)
 	// methods are the calls of a plugin of the kind, with all fields that a host sets.
 	methods []method
-	// optional are those of methods that a plugin may lack.
+	// optional are the checks of methods that a plugin may lack.
 	optional []string
-	// missing says what a Config lacks for a job; empty: nothing.
+	// missing names what a Config lacks for a job; empty: nothing.
 	missing func(*Config) string
 	// job returns the steps of a job with a real backend, from making to removing.
 	job func(ctx context.Context, r *run, conn grpc.ClientConnInterface, name string) ([]step, error)

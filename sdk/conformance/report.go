@@ -23,7 +23,7 @@ type Result struct {
 	ID     string `json:"id"`
 	Says   string `json:"says"`
 	Status Status `json:"status"`
-	// Reason says why it failed or was skipped.
+	// Reason explains why it failed or was skipped.
 	Reason string `json:"reason,omitempty"`
 	// Fix says how the author can correct a failure.
 	Fix  string        `json:"fix,omitempty"`
@@ -68,7 +68,7 @@ type Check struct {
 	run  func(ctx context.Context, r *run, c *checking) error
 }
 
-// checks are all checks, in the order of the report: each comes after those that it depends on.
+// checks are all checks, in the order of the report: each comes after the checks that it depends on.
 var checks = slices.Concat(startChecks, configChecks, healthChecks, callChecks, workChecks, mountChecks, dataChecks,
 	volumeChecks, copyChecks, fingerprintChecks, listChecks, tokenChecks, deviceChecks, stopChecks, frontendChecks,
 	secretChecks)

@@ -124,7 +124,7 @@ type skip string
 
 func (s skip) Error() string { return string(s) }
 
-// all runs the checks, each after those that it depends on.
+// all runs the checks, each after the checks that it depends on.
 func (r *run) all(ctx context.Context, checks []*Check) {
 	slots := make(chan struct{}, together)
 	running := map[string]*checking{}

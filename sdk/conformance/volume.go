@@ -82,7 +82,7 @@ func (r *run) volume(fp storage.Fingerprint, name string) (*volume, error) {
 	return v, nil
 }
 
-// volumeSecrets are those of every volume that the kit makes.
+// volumeSecrets are the secrets of every volume that the kit makes.
 func (r *run) volumeSecrets() map[string]string {
 	return map[string]string{"password": r.secret + "-volume"}
 }

@@ -18,8 +18,8 @@ const Kind = "device.v1"
 // arguments, at any time and by another process of the same plugin; only the host knows which workload has which
 // device.
 type Device interface {
-	// Fingerprint reports all groups of devices, at once and then on each change, until ctx ends or report fails.
-	// No groups means that there are no devices. ValidateGroups says what a group must be.
+	// Fingerprint reports all groups of devices, at once and then on each change, until ctx ends or report fails. No
+	// groups means that there are no devices. ValidateGroups has the rules of a group.
 	Fingerprint(ctx context.Context, report func(groups []Group) error) error
 	// Reserve returns what a workload needs to use these devices, which the host gives to it alone. No call
 	// reverses it, so it must not take anything that would have to be released. NotFound: one of the devices does

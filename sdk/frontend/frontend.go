@@ -27,8 +27,8 @@ type Frontend interface {
 	Serve(ctx context.Context, host Host) error
 }
 
-// Readier is implemented by a front door that can say whether it could serve. Ready is called before the process takes
-// over from another one, which goes on if it fails. It must not accept connections.
+// Readier is implemented by a front door that can report whether it could serve. Ready is called before the process
+// takes over from another one, which goes on if it fails. It must not accept connections.
 type Readier interface {
 	Ready(ctx context.Context, host Host) error
 }

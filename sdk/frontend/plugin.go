@@ -64,7 +64,7 @@ func (s *server) Ready(ctx context.Context, _ *frontendv1.ReadyRequest) (*fronte
 	return &frontendv1.ReadyResponse{}, nil
 }
 
-// withCode gives an error without a gRPC code that of the API's call that failed, or else FailedPrecondition.
+// withCode gives an error without a gRPC code the code of the API's call that failed, or else FailedPrecondition.
 func withCode(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
@@ -159,7 +159,7 @@ func (s *server) health() error {
 
 // Client calls a front door.
 type Client interface {
-	// Ready says whether the process could take over.
+	// Ready reports whether the process could take over.
 	Ready(ctx context.Context) error
 	// Serve makes it accept connections. It may be called again.
 	Serve(ctx context.Context) error

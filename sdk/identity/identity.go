@@ -27,9 +27,9 @@ type Identity interface {
 	// Read looks a token up by its secret, at the issuer as this node reaches it, such as its Consul agent. NotFound:
 	// that does not know it (yet), or no more.
 	Read(ctx context.Context, c service.Consul, secret string) (Token, error)
-	// Revoke ends a token, of which the accessor and the subject are set, and returns once the issuer reports that it
-	// is gone. It succeeds if the token does not exist. A token from a login can be ended only with its own secret.
-	// AlreadyExists: the accessor is that of a token for another subject, which stands.
+	// Revoke ends a token by its accessor and its subject, and returns once the issuer reports that it is gone. It
+	// succeeds if the token does not exist. A token from a login can be ended only with its own secret. AlreadyExists: the
+	// accessor belongs to a token for another subject, which stands.
 	Revoke(ctx context.Context, c service.Consul, t Token, secret string) error
 	// List returns all tokens of a Pannier cluster.
 	List(ctx context.Context, c service.Consul, cluster string) ([]Token, error)
@@ -38,7 +38,7 @@ type Identity interface {
 // KeyChecker is an optional part of an Identity: without it the host waits some minutes before it signs with another
 // key.
 type KeyChecker interface {
-	// HasKey says whether the issuer has the key that signed a JWT. The JWT has expired, so nothing is given for it.
+	// HasKey reports whether the issuer has the key that signed a JWT. The JWT has expired, so nothing is given for it.
 	HasKey(ctx context.Context, c service.Consul, jwt string) (bool, error)
 }
 

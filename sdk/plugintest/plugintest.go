@@ -98,7 +98,7 @@ func (p *Plugin) Configure(ctx context.Context, config string) error {
 	return err
 }
 
-// Health attends the plugin until its first health report. The error says why the plugin is unhealthy, or why it
+// Health attends the plugin until its first health report. The error explains why the plugin is unhealthy, or why it
 // could not be asked.
 func (p *Plugin) Health(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)

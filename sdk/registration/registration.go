@@ -27,17 +27,16 @@ type Registration interface {
 	// Deregister removes an instance of this owner with its sidecar and checks. It succeeds if the instance does not
 	// exist, or carries the mark of another owner: that one stays.
 	Deregister(ctx context.Context, c service.Consul, owner Owner, id string) error
-	// Sync waits until the catalog has changed since req.Index, or req.Wait has passed, and then makes it match
-	// the instances: it registers again what is missing or differs (with EnableTagOverride the catalog's tags
-	// stay), and removes what else the owner has there. What carries the mark of another owner is left alone and
-	// reported as Conflict, each time. If nothing differs, it costs one blocking query and no write. index is for
-	// the next call.
+	// Sync waits until the catalog has changed since req.Index, or req.Wait has passed, and then makes it match the
+	// instances: it registers again what is missing or differs (with EnableTagOverride the catalog's tags stay), and
+	// removes what else the owner has there. Entries with another owner's mark are left alone and reported as Conflict,
+	// each time. If nothing differs, it costs one blocking query and no write. index is for the next call.
 	Sync(ctx context.Context, c service.Consul, req SyncRequest) (index uint64, changes []Change, err error)
 	// Heartbeat reports the health of processes to the checks of type "process".
 	Heartbeat(ctx context.Context, c service.Consul, beats []Beat) error
 }
 
-// Intender is for plugins whose catalog says who may call a service. Optional.
+// Intender is for plugins whose catalog has the permissions to call a service. Optional.
 type Intender interface {
 	// SetIntentions makes the catalog allow what the instances of a service ask for together, this one with its
 	// Service.Intentions, and nothing else; without any, what it has asked for before is taken back. The host calls it
@@ -66,7 +65,7 @@ type Instance struct {
 	ProxyDigest string
 }
 
-// SyncRequest says what the catalog should contain.
+// SyncRequest is what the catalog should contain.
 type SyncRequest struct {
 	Owner     Owner
 	Instances []Instance    `proto:"-"`

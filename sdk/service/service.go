@@ -1,8 +1,8 @@
 // Package service is the model of a workload's services, and of how to reach a Consul. The kinds registration,
 // identity and bootstrap share it.
 //
-// The JSON field names are those of the protobuf messages of pannier.service.v1, so that one can be converted to
-// the other through JSON (convert.go).
+// The JSON field names are the protobuf messages' of pannier.service.v1, so that one can be converted to the other
+// through JSON (convert.go).
 package service
 
 // Consul is one Consul datacenter, as a host reaches it through its local agent. Files are paths on the host.
@@ -35,8 +35,8 @@ type Consul struct {
 // DefaultConsul is the name of the unnamed consul block.
 const DefaultConsul = "default"
 
-// Service is one service of a workload. Names and defaults are those of Nomad's service block. Durations are
-// strings as Consul's API accepts them ("10s").
+// Service is one service of a workload. It has the names and defaults of Nomad's service block. Durations are strings
+// as Consul's API accepts them ("10s").
 type Service struct {
 	Name string `json:"name"`
 	// Port is a number, or the label of one of the workload's ports; empty: none.
@@ -134,10 +134,10 @@ const (
 	AdminNone = "none"
 )
 
-// Identified says whether the service gets a token.
+// Identified reports whether the service gets a token.
 func (s *Service) Identified() bool { return s.Connect != nil || s.IdentityOnly }
 
-// Proxied says whether the service has a proxy: a sidecar, or itself as a gateway.
+// Proxied reports whether the service has a proxy: a sidecar, or itself as a gateway.
 func (s *Service) Proxied() bool {
 	return s.Connect != nil && !s.Connect.Native
 }
@@ -194,7 +194,7 @@ type Upstream struct {
 	Config              map[string]any `json:"config,omitempty"`
 }
 
-// MeshGateway says how the mesh gateways are used.
+// MeshGateway has the mode in which mesh gateways are used.
 type MeshGateway struct {
 	// Mode is none, local or remote.
 	Mode string `json:"mode,omitempty"`

@@ -2,7 +2,7 @@ package storage
 
 import "time"
 
-// Driver says which CSI driver a call is for.
+// Driver is the CSI driver that a call is for.
 type Driver struct {
 	// ID is the driver's id in the host, used in messages.
 	ID string
@@ -172,7 +172,7 @@ type ModifyRequest struct {
 	Parameters map[string]string
 }
 
-// CapacityRequest asks for the room for volumes with all of these properties; those that are empty do not matter.
+// CapacityRequest asks for the room for volumes with all of these properties; empty ones do not matter.
 type CapacityRequest struct {
 	Capabilities []Capability
 	Parameters   map[string]string
@@ -220,7 +220,7 @@ type ExpandRequest struct {
 	CapacityMin, CapacityMax int64
 }
 
-// ExpandResponse has the new size in bytes, and says whether ExpandNode must follow if the volume is in use.
+// ExpandResponse has the new size in bytes, and reports whether ExpandNode must follow if the volume is in use.
 type ExpandResponse struct {
 	Capacity              int64
 	NodeExpansionRequired bool
@@ -280,7 +280,7 @@ type GroupSnapshotRequest struct {
 	Secrets     map[string]string
 }
 
-// GroupSnapshot are snapshots of several volumes as of one moment. Ready says that all of them can be the source of a
+// GroupSnapshot are snapshots of several volumes as of one moment. Ready is true if all of them can be the source of a
 // volume.
 type GroupSnapshot struct {
 	ID        string `proto:"group_id"`

@@ -68,11 +68,11 @@ type VolumeReader interface {
 
 // Modifier changes volumes. Optional.
 type Modifier interface {
-	// Modify changes mutable parameters (ControllerModifyVolume). Those that are not given stay as they are.
+	// Modify changes mutable parameters (ControllerModifyVolume). Parameters that are not given stay as they are.
 	Modify(ctx context.Context, d Driver, req ModifyRequest) error
 }
 
-// CapacityReader says how much room there is. Optional.
+// CapacityReader returns how much room there is. Optional.
 type CapacityReader interface {
 	// Capacity returns how much room the driver has for new volumes (GetCapacity).
 	Capacity(ctx context.Context, d Driver, req CapacityRequest) (Capacity, error)

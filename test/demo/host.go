@@ -172,7 +172,7 @@ type plugin struct {
 	PID     int64
 	State   string
 	Refused map[string]string
-	// FileProblem says why the file in the plugin directory is not run.
+	// FileProblem explains why the file in the plugin directory is not run.
 	FileProblem string `json:"file_problem"`
 	Swaps       []struct{ Error string }
 	Canary      *struct{ Percent int }

@@ -24,7 +24,7 @@ type session struct {
 	plain map[string]func() verdict // by test: how it ends on the code as it is
 }
 
-// verdict says whether a mutant was caught, or a test failed, and why or why not.
+// verdict reports whether a mutant was caught, or a test failed, and why or why not.
 type verdict struct {
 	caught bool
 	why    string

@@ -34,7 +34,7 @@ func (b byAddress) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b[r.URL.Host].RoundTrip(r)
 }
 
-// routeTo returns a router to servers. local says whether the agent itself leads.
+// routeTo returns a router to servers. local reports whether the agent itself leads.
 func routeTo(local route.Local, servers ...reach) *route.Router {
 	transport := byAddress{}
 	var members []route.Member

@@ -45,7 +45,7 @@ func pluginOf(ctx context.Context) string {
 	return name
 }
 
-// closeDoors refuses further requests of plugins, and waits for those that are answered until ctx ends.
+// closeDoors refuses further requests of plugins, and waits until the others are answered or ctx ends.
 func (s *Server) closeDoors(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {

@@ -234,7 +234,8 @@ func mounting(more permission) permission {
 	}
 }
 
-// others requires reading the workloads that one waits for, and stopping those that it replaces, in their namespaces.
+// others requires reading the workloads that one waits for, and stopping the workloads that it replaces, in their
+// namespaces.
 func others(c *call.Caller, msg any) error {
 	spec, _ := described(msg).(*hostv1.WorkloadSpec)
 	for _, list := range []struct {

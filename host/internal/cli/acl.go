@@ -33,8 +33,8 @@ read it. When all management tokens are lost, the error says how to make another
 // tokenEnv is the variable with the secret of the token to call with.
 const tokenEnv = "PANNIER_TOKEN"
 
-// token is the secret to call with: that of the file, or of the environment. No flag takes
-// one: an argument list can be read by every user of the machine.
+// token is the secret to call with, from the file or the environment. No flag takes one: an argument list can be read
+// by every user of the machine.
 func (a *App) token() (string, error) {
 	if a.tokenFile == "" {
 		return cleanToken(os.Getenv(tokenEnv), tokenEnv)

@@ -376,7 +376,7 @@ func unseal(path string, by []sealing.Identity, ledger io.Writer) (map[string]ar
 	return files, nil
 }
 
-// unpack writes an archive's files, and makes the host's configuration that of a first server.
+// unpack writes an archive's files, and makes the host's configuration a first server's.
 func (m *member) unpack(files map[string]archived) error {
 	for name, f := range files {
 		path := strings.TrimPrefix(name, archivedOther)

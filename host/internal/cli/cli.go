@@ -258,7 +258,7 @@ func (a *App) WithClient(work func(ctx context.Context, client *api.Client, args
 	}
 }
 
-// each does something with every message of a stream, until it ends or is interrupted. err is that of its call.
+// each does something with every message of a stream, until it ends or is interrupted. err is its call's error.
 func each[T any](ctx context.Context, stream *connect.ServerStreamForClient[T], err error, do func(*T) error) error {
 	if err != nil {
 		return err

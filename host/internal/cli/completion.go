@@ -28,7 +28,7 @@ const completeTimeout = time.Second
 type kind struct {
 	// list asks the agent for their names; nil: they are not completed. namespace and node may be empty.
 	list func(ctx context.Context, client *api.Client, namespace, node string) ([]string, error)
-	// known says how to find the names.
+	// known finds the names.
 	known string
 }
 

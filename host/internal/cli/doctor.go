@@ -252,7 +252,7 @@ func (c *collection) message(name string, m proto.Message, indent string) {
 	c.Missing(name, p.outErr)
 }
 
-// versions adds those of this program and of the kernel.
+// versions adds the versions of this program and of the kernel.
 func (c *collection) versions() {
 	var kernel unix.Utsname
 	err := unix.Uname(&kernel)

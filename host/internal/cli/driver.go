@@ -125,7 +125,7 @@ systems that the driver's own process serves.`,
 	}
 }
 
-// stateOf says how the process of a driver is that has a type.
+// stateOf returns the state of a driver's process of a type.
 func stateOf(d *hostv1.Driver, kind string) string {
 	p := d
 	if c := d.GetController(); c != nil && c.GetType() == kind {

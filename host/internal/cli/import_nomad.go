@@ -61,7 +61,7 @@ The exit code is 1 if a volume could not be registered.`,
 	}})
 }
 
-// importFlags are those of import nomad.
+// importFlags are the flags of import nomad.
 type importFlags struct {
 	address, tokenFile, write string
 	dryRun, force             bool

@@ -13,7 +13,8 @@ import (
 )
 
 // appendMessage writes a message as JSON with the names of specs, such as external_id, and numbers as numbers:
-// protojson has 64-bit ones as strings. Fields are in the order of the API; those that can be absent are left out.
+// protojson has 64-bit ones as strings. Fields are in the order of the API; optional fields that are absent are left
+// out.
 func appendMessage(b *bytes.Buffer, m protoreflect.Message) error {
 	if m.Descriptor().ParentFile().Package() == "google.protobuf" { // such as a time, which is a string
 		text, err := protojson.Marshal(m.Interface())

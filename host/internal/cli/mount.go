@@ -466,7 +466,7 @@ type mountRequest struct {
 	timeout                           time.Duration
 	// flags are for the mount at the target, driver for the driver.
 	flags, driver []string
-	// noted are those that mount(8) and systemd read back from /run/mount/utab.
+	// noted are the options that mount(8) and systemd read back from /run/mount/utab.
 	noted    []string
 	workload string
 }
@@ -481,7 +481,7 @@ type umountRequest struct {
 // mountAttr are the attributes of a mount that an option sets and clears (mount_setattr(2)).
 type mountAttr struct{ set, clear uint64 }
 
-// perMount are the options of mount(8) that concern one mount of a file system, and those that only mount(8) reads.
+// perMount are the options of mount(8) that concern one mount of a file system, and options that only mount(8) reads.
 var (
 	perMount = map[string]mountAttr{
 		"nosuid": {set: unix.MOUNT_ATTR_NOSUID}, "nodev": {set: unix.MOUNT_ATTR_NODEV},
@@ -563,7 +563,7 @@ func parseMount(args []string) (*mountRequest, error) {
 	return r, nil
 }
 
-// option takes one option. What is not known here is for the driver.
+// option takes one option. An unknown option is for the driver.
 func (r *mountRequest) option(option string) (err error) {
 	name, value, valued := strings.Cut(option, "=")
 	switch {

@@ -383,7 +383,7 @@ const upstreamAddress = "UPSTREAM_ADDR"
 // nomadUpstream returns the name that Nomad gives the variable with an upstream's address; it keeps lower case.
 func nomadUpstream(name string) string { return "NOMAD_" + upstreamAddress + "_" + inVariable(name) }
 
-// identityOnly says whether a token is of an identity of the workload, and none for Consul.
+// identityOnly reports whether a token is of an identity of the workload, and none for Consul.
 func identityOnly(w *hostv1.Workload, name string) bool {
 	return slices.ContainsFunc(w.GetSpec().GetServices(), func(s *servicev1.Service) bool {
 		return s.GetName() == name && s.GetIdentityOnly()

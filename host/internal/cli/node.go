@@ -181,7 +181,7 @@ func awaitDrain(ctx context.Context, c *call, name string) error {
 	}
 }
 
-// nodeRuleVerbs say what a node may do, or forget it.
+// nodeRuleVerbs set what a node may do, or forget it.
 func nodeRuleVerbs() []verb {
 	var enable, disable, every bool
 	var only []string

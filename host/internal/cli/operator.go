@@ -321,7 +321,7 @@ func copySnapshot(ctx context.Context, c *call, f *os.File) (info *hostv1.Snapsh
 	return info, nil
 }
 
-// describeSnapshot says what replaces the ledger.
+// describeSnapshot describes what replaces the ledger.
 func describeSnapshot(_ context.Context, c *call) ([]string, error) {
 	f, info, err := openSnapshot(c.args[0])
 	if err != nil {

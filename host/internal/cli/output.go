@@ -123,7 +123,7 @@ func (p *Printer) write(text string) {
 // canAsk reports whether somebody sits at a terminal.
 func canAsk() bool { return isTerminal(os.Stdin) }
 
-// confirm asks a person who sits at a terminal. A program is not asked. The error says that the answer was no.
+// confirm asks a person who sits at a terminal. A program is not asked. The error means that the answer was no.
 func (p *Printer) confirm(yes bool, format string, args ...any) error {
 	if yes || !canAsk() {
 		return nil
@@ -409,7 +409,7 @@ func span(d time.Duration) string {
 	}
 }
 
-// Was counts things of which something is told, such as "2 workloads were".
+// Was counts the things of a sentence in the past tense, such as "2 workloads were".
 func Was(n int64, noun string) string {
 	if n == 1 {
 		return escape.Count(n, noun) + " was"

@@ -143,7 +143,7 @@ only that is ended and refused.`,
 	}
 }
 
-// pinVerbs say which binaries of a plugin may serve, or whether one can.
+// pinVerbs set which binaries of a plugin may serve, or examine one.
 func pinVerbs() []verb {
 	remove := &hostv1.RemovePluginRequest{}
 	return []verb{
@@ -214,7 +214,7 @@ writable by their owner only.`,
 	}
 }
 
-// orderedText says which generation serves now, and the swap if the order was one.
+// orderedText names the generation that serves now, and the swap if the order was one.
 func orderedText(m ordered) string {
 	p, swap := m.GetPlugin(), true
 	switch m.(type) { // the others fail when there is nothing to do

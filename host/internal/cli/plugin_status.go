@@ -127,7 +127,7 @@ func printLines[M proto.Message](p *Printer, all []M, err error, c columns[M]) e
 	return p.outErr
 }
 
-// versionState says what is with a binary of a plugin.
+// versionState returns the state of a plugin's binary.
 func versionState(p *hostv1.Plugin, v *hostv1.PluginVersion) Cell {
 	if v.GetSha256() == "" {
 		return Cell{"not used", ""}
@@ -243,7 +243,7 @@ func pluginTables(p *hostv1.Plugin) (*Table, []section) {
 	}
 }
 
-// canary says which part of the calls a canary gets; empty: there is none.
+// canary returns the part of the calls that a canary gets; empty: there is none.
 func canary(c *hostv1.PluginCanary) string {
 	if c == nil {
 		return ""
@@ -291,7 +291,7 @@ var swapColumns = columns[*hostv1.PluginSwap]{
 	"the plugin has never been swapped",
 }
 
-// failedOf says how many calls of a process failed until a swap; empty: it had answered none.
+// failedOf returns how many calls of a process failed until a swap; empty: it had answered none.
 func failedOf(g *hostv1.PluginGeneration) string {
 	if g.GetCalls() == 0 {
 		return ""
@@ -350,7 +350,7 @@ func number(n int64) string {
 	return fmt.Sprint(n)
 }
 
-// logFlags are those of the commands that show a log.
+// logFlags are the flags of commands that show a log.
 func logFlags(f *pflag.FlagSet, recent *int32, follow *bool) {
 	f.BoolVarP(follow, "follow", "f", false, "go on with new lines")
 	f.Int32Var(recent, "recent", 100, "how many of the last lines to show first, at most 10000")

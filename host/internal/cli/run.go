@@ -372,7 +372,7 @@ func (r *run) programPlan(w *hostv1.Workload) (child.Plan, error) {
 	return plan, err
 }
 
-// plan returns how the sidecar is run. It shares the program's mounts. epoch counts those of the base ID that have
+// plan returns how the sidecar is run. It shares the program's mounts. epoch counts the Envoys of the base ID that have
 // taken over from one before.
 func (c *sidecar) plan(w *hostv1.Workload, baseID, epoch int) (child.Plan, error) {
 	x := newExpander(w, c.service)
@@ -608,8 +608,8 @@ func (r *run) findPrograms() *child.Error {
 	return nil
 }
 
-// sidecar finds a sidecar's service: the one that it names, or the only one that has a
-// proxy. Its user is its own, the workload's or that of exec, in this order.
+// sidecar finds a sidecar's service: the one that it names, or the only one that has a proxy. Its user is its own, the
+// workload's or exec's, in this order.
 func (r *run) sidecar(s *hostv1.Sidecar) (c *sidecar, err error) {
 	c = &sidecar{spec: s, service: s.GetService(), user: r.user}
 	for _, service := range r.spec.GetServices() {

@@ -62,7 +62,7 @@ func verifyRelease(c *call, given []string) error {
 	return err
 }
 
-// releaseKeys are the key of releases, if there is one, and those that are given.
+// releaseKeys are the key of releases, if there is one, and the given ones.
 func releaseKeys(builtIn string, given []string) (keys []signing.Key, err error) {
 	if builtIn != "" {
 		key, err := signing.ParseKey(builtIn)

@@ -39,7 +39,7 @@ func setupNoun() noun {
 	return nounOf("setup", "Set up what Pannier needs elsewhere", []verb{setupVerb()})
 }
 
-// setupFlags are those of setup consul.
+// setupFlags are the flags of setup consul.
 type setupFlags struct {
 	setupInput                // those that it has itself
 	paths, services           []string
@@ -356,7 +356,7 @@ func (k *signingKeys) ask(ctx context.Context, rotate bool) error {
 	return err
 }
 
-// pems returns the public keys that Consul must have, and those that it must not have any more, in PEM.
+// pems returns the public keys that Consul must have, and the ones that it must no longer have, in PEM.
 func (k *signingKeys) pems() (wanted, retired []string, err error) {
 	signs, err := publicPEM(k.is.GetSigns())
 	if err != nil || k.is.GetOther() == nil {

@@ -16,7 +16,7 @@ type verb struct {
 	use, short, long string
 	// example has the arguments of examples, one a line, or whole command lines.
 	example string
-	// formats are those of -o that it has in addition to table and json.
+	// formats are its formats of -o besides table and json.
 	formats string
 	flags   func(f *pflag.FlagSet)
 	// needs are flags that must be given, apart pairs of which one may be.
@@ -25,7 +25,7 @@ type verb struct {
 	parameters, secrets bool
 	// danger is why a command that calls the agent asks first, or needs -yes; nil: it is harmless.
 	danger *danger
-	// run is the work of a command that calls the agent, local that of another.
+	// run is the work of a command that calls the agent, local is another command's.
 	run, local work
 }
 
@@ -59,7 +59,7 @@ type call struct {
 	*App
 	*api.Client // nil if it is local
 	args        []string
-	// parameters and secrets are those that were given.
+	// parameters and secrets are the given ones.
 	parameters, secrets map[string]string
 }
 

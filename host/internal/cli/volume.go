@@ -308,7 +308,7 @@ var snapshotColumns = columns[*hostv1.Snapshot]{
 	"no snapshots",
 }
 
-// readiness is how a line of text says whether a snapshot can be used.
+// readiness is how a line of text reports whether a snapshot can be used.
 func readiness(snapshot prepared) string {
 	if snapshot.GetReady() {
 		return "ready"

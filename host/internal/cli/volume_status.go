@@ -316,7 +316,7 @@ you know is down: it asks first, or needs -yes.`,
 // detachInterval is the pause between two looks at what a detach waits for.
 const detachInterval = 500 * time.Millisecond
 
-// detach makes the call, and says what it waits for until it is answered or timeout has passed; 0: none.
+// detach makes the call, and prints what it waits for until it is answered or timeout has passed; 0: none.
 func detach(ctx context.Context, c *call, req *hostv1.DetachVolumeRequest,
 	timeout time.Duration,
 ) (*hostv1.DetachVolumeResponse, error) {
@@ -349,7 +349,7 @@ func detach(ctx context.Context, c *call, req *hostv1.DetachVolumeRequest,
 	return resp, err
 }
 
-// detaching says what the claims of a volume on a node wait for; empty: nothing, or it is not known.
+// detaching returns what the claims of a volume on a node wait for; empty: nothing, or it is not known.
 func detaching(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest) (text string) {
 	ctx, cancel := context.WithTimeout(ctx, 10*detachInterval)
 	defer cancel()

@@ -75,7 +75,7 @@ func (a *App) announceCall(ctx context.Context, procedure string) (done func()) 
 
 var capital = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\B[A-Z]`) })
 
-// waitsFor says what a call waits for that began at a time: the leader, or what the agent has last reported since.
+// waitsFor returns what a call waits for since a time: the leader, or what the agent has last reported since.
 func waitsFor(ctx context.Context, client *api.Client, procedure string, began time.Time) string {
 	status, err := client.Agent.Status(ctx, &hostv1.StatusRequest{})
 	switch {

@@ -186,7 +186,7 @@ func (c *call) specOrID() (namespace, id string, err error) {
 	return c.inNamespace(), arg, nil
 }
 
-// hintStart says what to do about a start that has failed.
+// hintStart returns what to do about a failed start.
 func hintStart(ctx context.Context, c *call, err error, spec *hostv1.WorkloadSpec, path string) error {
 	resp, getErr := c.Workloads.GetWorkload(ctx,
 		&hostv1.GetWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
@@ -298,7 +298,7 @@ func answered(err error) bool {
 	return !errors.As(err, &unreachable) && !lost(err)
 }
 
-// stopFlags are those of pannier workload stop.
+// stopFlags are the flags of pannier workload stop.
 type stopFlags struct {
 	force, all, yes bool
 	timeout         time.Duration

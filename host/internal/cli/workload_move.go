@@ -136,7 +136,7 @@ func (m *move) check(ctx context.Context) error {
 	return nil
 }
 
-// runner says what runs a workload in place of Pannier, and by which commands it is ended and begun on another host;
+// runner is what runs a workload in place of Pannier, with the commands that end it and begin it on another host;
 // empty: nothing does.
 func runner(w *hostv1.Workload, holders []*hostv1.Holder) (by, end, begin string) {
 	switch units := w.GetSpec().GetUnits(); {

@@ -80,7 +80,7 @@ func (s *Set) Kept() *Source {
 	return nil
 }
 
-// CanGoBack says whether there is an earlier copy that was not refused.
+// CanGoBack reports whether there is an earlier copy that was not refused.
 func (s *Set) CanGoBack() bool {
 	_, refused := s.Record.Refused[s.Record.LastGood]
 	return !refused && s.Store.Has(s.Record.LastGood, s.Name)
@@ -130,7 +130,8 @@ func read(path string) (string, error) {
 	return program.SumOf(f)
 }
 
-// IsGone says that a file was removed after its directory had been read. A link that leads nowhere is still there.
+// IsGone reports whether a file was removed after its directory had been read. A link that leads nowhere is still
+// there.
 func IsGone(err error) bool {
 	failed := (*fs.PathError)(nil)
 	if !errors.As(err, &failed) {

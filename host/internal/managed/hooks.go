@@ -30,32 +30,32 @@ type Hooks struct {
 	Ready func() error
 	// Choose returns what should run. p serves; nil: none does. Default: Set.Candidate(Config.Files).
 	Choose func(ctx context.Context, p *Process) (Source, error)
-	// Same says whether a process is as a new one of src would be. Default: it runs from the same copy.
+	// Same reports whether a process is as a new one of src would be. Default: it runs from the same copy.
 	Same func(p *Process, src Source) bool
-	// MayOverlap says whether another process may run beside p. If not, p is ended before the next one starts.
-	// Default: yes.
+	// MayOverlap reports whether another process may run beside p. If not, p is ended before the next one starts. Default:
+	// yes.
 	MayOverlap func(p *Process) bool
 	// Examine returns why a process must not take over from the one that serves. Default: it may if it is up.
 	Examine func(ctx context.Context, p, next *Process) error
 	// Served adds to the owner's record that a process of src serves. undo takes that back.
 	Served func(p *Process, src Source) (undo func())
-	// OnProbation says whether a failure of the copy sha makes it refused, so that the one before it runs again. p is its
-	// process, and nil if it could not be started; times is how often it failed in a row. Default: it took over less than
-	// Restart.Stable ago.
+	// OnProbation reports whether a failure of the copy sha makes it refused, so that the one before it runs again. p is
+	// its process, and nil if it could not be started; times is how often it failed in a row. Default: it took over less
+	// than Restart.Stable ago.
 	OnProbation func(p *Process, sha string, times int) bool
-	// StartFailed says whether a start is repeated at once, since the owner has changed something. Default: no.
+	// StartFailed reports whether a start is repeated at once, since the owner has changed something. Default: no.
 	StartFailed func(src Source, err error) bool
 	// Confirmed is closed when the host's start has succeeded. Before that, no process of an earlier host is ended or
 	// replaced: if the start fails, the next host finds it. nil: it has succeeded.
 	Confirmed <-chan struct{}
-	// Stops says whether the process ends with Run; p is nil if none serves. Default: it is left to the next host.
+	// Stops reports whether the process ends with Run; p is nil if none serves. Default: it is left to the next host.
 	Stops func(p *Process) bool
 	// Inherited is called before a process ends that an earlier host has left beside the one that serves.
 	Inherited func(ctx context.Context, p *Process, run *Run)
 	// Forget removes what the owner has for a process that is gone.
 	Forget func(run *Run) error
-	// KeepMounts says whether what serves FUSE file systems outlives the processes that started it, since they are in use.
-	// What is left is in Record.Left. Default: no.
+	// KeepMounts reports whether what serves FUSE file systems outlives the processes that started it, since they are in
+	// use. What is left is in Record.Left. Default: no.
 	KeepMounts func() bool
 	// NewMeter makes the meter of a process; nil: it has no limits.
 	NewMeter func(giveUp func(why error)) *Meter
@@ -86,7 +86,7 @@ func (h Hooks) withDefaults(s *Set) Hooks {
 	return h
 }
 
-// IsConfirmed says whether the host's start has succeeded; nil: it has (Hooks.Confirmed).
+// IsConfirmed reports whether the host's start has succeeded; nil: it has (Hooks.Confirmed).
 func IsConfirmed(confirmed <-chan struct{}) bool {
 	select {
 	case <-confirmed:
@@ -114,7 +114,7 @@ type Event struct {
 	Retried bool          // of NotSwapped: it is tried again at once, since Hooks.StartFailed has changed something
 }
 
-// What says what has happened.
+// What is what has happened.
 type What int
 
 // What happens.
@@ -152,7 +152,7 @@ func NewNotTried(err error) error { return NotTried{err} }
 // Unwrap returns the error.
 func (n NotTried) Unwrap() error { return n.error }
 
-// IsNotTried says whether an error is marked by NewNotTried.
+// IsNotTried reports whether an error is marked by NewNotTried.
 func IsNotTried(err error) bool { return errors.As(err, &NotTried{}) }
 
 // Alive marks why a process must be replaced that can serve until then.
@@ -165,8 +165,8 @@ func NewAlive(err error) error { return Alive{err} }
 func (a Alive) Unwrap() error { return a.error }
 
 var (
-	// ErrSame says that what should run runs already.
+	// ErrSame means that what should run runs already.
 	ErrSame = errors.New("it runs already")
-	// ErrStopped says that the set does not run any more.
+	// ErrStopped means that the set does not run any more.
 	ErrStopped = errors.New("its processes are not managed any more")
 )

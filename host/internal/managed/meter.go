@@ -13,7 +13,7 @@ import (
 // Meter measures what a process and its descendants use, and compares that with limits.
 type Meter struct {
 	Limits process.Limits
-	// MemoryBy and ProcessesBy say who bounds them, as "its limits allow".
+	// MemoryBy and ProcessesBy name who bounds them, as "its limits allow".
 	MemoryBy, ProcessesBy string
 	Busy                  BusyRule // zero: nothing is busy
 	// Tell is called when it is busy, and GiveUp when it exceeds a limit.
@@ -30,7 +30,7 @@ type BusyRule struct {
 	After time.Duration
 }
 
-// ErrLimit says that a process uses more than it may. Such a process gets little time to stop.
+// ErrLimit means that a process uses more than it may. Such a process gets little time to stop.
 var ErrLimit = errors.New("it exceeds a limit")
 
 type overLimit struct{ error }
@@ -50,7 +50,7 @@ func NewMeter(m Meter) *Meter {
 	return &m
 }
 
-// Exceeded is closed when the process exceeds a limit: Why says which one. A nil meter measures nothing.
+// Exceeded is closed when the process exceeds a limit: Why names it. A nil meter measures nothing.
 func (m *Meter) Exceeded() <-chan struct{} {
 	if m == nil {
 		return nil

@@ -16,7 +16,7 @@ type Process struct {
 	Conn Conn // nil: it is not up
 	// Beside is the process that serves while this one is tried; nil: there is none.
 	Beside *Process
-	// Found says that an earlier host has started it.
+	// Found is true if an earlier host has started it.
 	Found bool
 
 	proc     *process.Process
@@ -38,7 +38,7 @@ type Conn interface {
 	// Drain returns when nobody uses a process that was replaced any more, or it is not waited for any longer: after
 	// grace, if that is given. It ends with ctx.
 	Drain(ctx context.Context, grace *time.Duration)
-	// Stop asks the process to end, and returns when it has, or with ctx. What is left is ended then.
+	// Stop asks the process to end, and returns when it has, or with ctx. Remaining processes are killed then.
 	Stop(ctx context.Context) error
 	// Close ends what this host has for the process, which has ended or runs on for the next host.
 	Close()
@@ -70,7 +70,7 @@ func (p *Process) Done() <-chan struct{} {
 	return p.proc.Done()
 }
 
-// Ended says whether the process has ended.
+// Ended reports whether the process has ended.
 func (p *Process) Ended() bool {
 	select {
 	case <-p.Done():
@@ -80,7 +80,7 @@ func (p *Process) Ended() bool {
 	}
 }
 
-// Exit says how the process ended.
+// Exit is how the process ended.
 func (p *Process) Exit() string { return p.proc.Exit() }
 
 // orEnded returns why a process does not answer any more: that it has ended, if it has or is just doing so.

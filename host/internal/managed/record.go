@@ -30,11 +30,11 @@ type Record struct {
 	Swaps   []Swap            `json:"swaps,omitempty"` // the newest last, at most maxSwaps
 	// Kept are the copies that served and are kept, the one that served last at the end.
 	Kept []Copy `json:"kept,omitempty"`
-	// Left are processes that have ended, of which something is left that serves mounts (Set.KeepMounts).
+	// Left are ended processes that left something behind that serves mounts (Set.KeepMounts).
 	Left []process.Ref `json:"left,omitempty"`
 }
 
-// ErrDamaged says that a record is not what was written.
+// ErrDamaged means that a record is not what was written.
 var ErrDamaged = errors.New("it is damaged")
 
 // SetAside renames the file of a damaged record, which is not read again, and returns its new path.
@@ -92,19 +92,19 @@ type Swap struct {
 	// Took is the time from the choice of the binary until callers used the new process, or it was refused; 0: it is not
 	// known.
 	Took time.Duration `json:"took,omitempty"`
-	// Overlap says that the new process was brought up beside the old one, which served meanwhile; else calls waited.
+	// Overlap is true if the new process was brought up beside the old one, which served meanwhile; else calls waited.
 	Overlap bool `json:"overlap,omitempty"`
 	// Carried is how many calls and streams the old process still had to finish.
 	Carried int `json:"carried,omitempty"`
-	// Rollback says that the swap went back to the copy that had served before, since the newer one is refused.
+	// Rollback is true if the swap went back to the copy that had served before, since the newer one is refused.
 	Rollback bool `json:"rollback,omitempty"`
-	// Restart says that it is a new process of the same binary, which an operator asked for.
+	// Restart is true if it is a new process of the same binary, which an operator asked for.
 	Restart bool `json:"restart,omitempty"`
 	// Canary is the percentage of the calls that To had as a canary; 0: it was none.
 	Canary int `json:"canary,omitempty"`
-	// Why says why it went back.
+	// Why explains why it went back.
 	Why string `json:"why,omitempty"`
-	// Error says why callers kept the old process; empty if they moved.
+	// Error explains why callers kept the old process; empty if they moved.
 	Error string `json:"error,omitempty"`
 }
 
@@ -113,7 +113,7 @@ type Side struct {
 	Generation uint64 `json:"generation,omitempty"`
 	Version    string `json:"version,omitempty"`
 	SHA256     string `json:"sha256"`
-	// Calls are those that the process had answered under this host until the swap, and FailedCalls how many of them
+	// Calls is how many calls the process had answered under this host until the swap, and FailedCalls how many of them
 	// failed. Beside a canary only those since the canary began are counted.
 	Calls       int `json:"calls,omitempty"`
 	FailedCalls int `json:"failed_calls,omitempty"`
@@ -158,7 +158,7 @@ func (r *Record) Serve(run *Run) {
 	r.Kept = append(r.Kept, Copy{SHA256: run.SHA256, Version: run.Version, From: now})
 }
 
-// Keeps says whether a copy that served is kept.
+// Keeps reports whether a copy that served is kept.
 func (r *Record) Keeps(sha string) bool {
 	return slices.ContainsFunc(r.Kept, func(k Copy) bool { return k.SHA256 == sha })
 }
@@ -176,7 +176,7 @@ func (r *Record) KeepNewest(n int) {
 	})
 }
 
-// MayServe says whether a copy has served, or may have to.
+// MayServe reports whether a copy has served, or may have to.
 func (r *Record) MayServe(sha string) bool { return sha == r.Pinned || r.Keeps(sha) }
 
 // Needs adds the copies that must not be removed.

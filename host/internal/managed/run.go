@@ -19,9 +19,9 @@ type request struct {
 	done chan error
 }
 
-// Do runs do in the set's goroutine, between everything else, and waits for it. do returns the process that serves
-// now, if that is another one. While nothing serves p is nil, and the next start begins at once if do returns no
-// error. Errors: that of do; ErrStopped.
+// Do runs do in the set's goroutine, between everything else, and waits for it. do returns the process that serves now,
+// if that is another one. While nothing serves p is nil, and the next start begins at once if do returns no error.
+// Errors: the error of do; ErrStopped.
 func (s *Set) Do(ctx context.Context, do func(ctx context.Context, p *Process) (*Process, error)) error {
 	r := request{do: do, done: make(chan error, 1)}
 	select {
@@ -220,7 +220,7 @@ func (s *Set) tryReattach(ctx context.Context, run *Run) (p *Process, err error)
 	return p, err
 }
 
-// launchError says that a process of a copy did not come up.
+// launchError means that a process of a copy did not come up.
 type launchError struct {
 	error
 	sha string
@@ -389,7 +389,7 @@ func (s *Set) refuseOnProbation(p *Process, sha string, why error) bool {
 	return true
 }
 
-// MayGoBack says whether a failure of a copy goes back to the copy before it. p is nil if it could not be started.
+// MayGoBack reports whether a failure of a copy goes back to the copy before it. p is nil if it could not be started.
 func (s *Set) MayGoBack(p *Process, sha string) bool {
 	return sha != "" && sha != s.Record.LastGood && s.CanGoBack() && s.OnProbation(p, sha, s.failures)
 }

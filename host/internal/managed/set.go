@@ -145,7 +145,7 @@ func (s *Set) clear(ctx context.Context, run *Run, grace time.Duration, keep boo
 	return s.cleared(run, left)
 }
 
-// cleared removes a run whose process has ended from the record. left says that something of it is left.
+// cleared removes a run whose process has ended from the record. left is true if something of it is left.
 func (s *Set) cleared(run *Run, left bool) error {
 	if left {
 		s.Record.Left = append(s.Record.Left, *run.Process)
@@ -157,7 +157,7 @@ func (s *Set) cleared(run *Run, left bool) error {
 	return s.Save()
 }
 
-// end ends the process of a run. If what serves mounts is kept, it says whether something is left; one that does not
+// end ends the process of a run. If what serves mounts is kept, it reports whether something is left; one that does not
 // serve callers, but mounts itself, is left as a whole.
 func (r *Run) end(ctx context.Context, keep, serves bool) (left bool, err error) {
 	if r.Process == nil {

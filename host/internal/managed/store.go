@@ -45,7 +45,7 @@ type Binary struct {
 	SHA256 string // 64 hex digits; empty: it is no copy, but the file itself
 }
 
-// ErrChecksum says that a program has another checksum than it must have.
+// ErrChecksum means that a program has another checksum than it must have.
 var ErrChecksum = errors.New("checksum mismatch")
 
 // Add copies a program. The copy is kept at least until unpin is called, and survives a loss of power.
@@ -93,7 +93,7 @@ func (s *Store) Use(sha, name string, admit Admit) (bin Binary, unpin func(), er
 	return bin, unpin, nil
 }
 
-// Has says whether a copy is kept.
+// Has reports whether a copy is kept.
 func (s *Store) Has(sha, name string) bool {
 	_, err := os.Stat(s.path(sha, name))
 	return sha != "" && err == nil
@@ -127,7 +127,7 @@ func (s *Store) pin(sha string) (unpin func()) {
 
 var hexSum = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
 
-// IsSum says whether a text is the checksum of a program.
+// IsSum reports whether a text is the checksum of a program.
 func IsSum(text string) bool { return hexSum().MatchString(text) }
 
 // Collect removes the copies that are neither pinned nor in keep.

@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 )
 
-// errExchange says that the process must be ended before the next one starts.
+// errExchange means that the process must be ended before the next one starts.
 var errExchange = errors.New("another program runs in its place")
 
 // failedStop is how long a process may take to end after a failed start.
@@ -75,7 +75,7 @@ func (s *Set) Try(ctx context.Context, p *Process, src Source) (next *Process, e
 	return next, nil
 }
 
-// ErrNotSaved says that callers have moved to another process, but that the record of it could not be completed.
+// ErrNotSaved means that callers have moved to another process, but that the record of it could not be completed.
 var ErrNotSaved = errors.New("the record of a swap could not be written")
 
 // Promote lets next serve in the place of p: it is recorded first, so that the next host finds the right one; then
@@ -260,7 +260,7 @@ func (s *Set) copyOf(src Source) (bin Binary, unpin func(), err error) {
 	return bin, unpin, err
 }
 
-// late returns the error of a start that took too long or was cancelled; err says how far the start had come.
+// late returns the error of a start that took too long or was cancelled; err is how far the start had come.
 func (s *Set) late(ctx context.Context, err error) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return context.Cause(ctx)

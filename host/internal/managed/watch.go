@@ -48,7 +48,7 @@ func WatchFiles(ctx context.Context, dir string, links func() []string, settle, 
 	}
 }
 
-// watchAll watches a directory, and those that links in it lead to; nil if that is not possible.
+// watchAll watches a directory and the directories that links in it lead to; nil if that is not possible.
 func watchAll(dir string, links []string) *filewatch.Watch {
 	dirs := []string{dir}
 	for _, path := range links {

@@ -81,7 +81,7 @@ var methods = map[string]access{
 	storagev1.StorageService_GetGroupSnapshot_FullMethodName:    byServers | unaudited,
 }
 
-// commands are those that a node may send, and their conditions. All others are reserved for servers.
+// commands are the commands that a node may send, and their conditions. All others are reserved for servers.
 var commands = []rule{
 	of(func(_ context.Context, n caller, c *command.PutNode) error {
 		return either(n.own("node record", c.Node.Name), n.sameSecret(c.Node.SecretHash))
@@ -149,7 +149,7 @@ var commands = []rule{
 	}),
 }
 
-// queries are those that a node may send. All others are reserved for servers.
+// queries are the queries that a node may send. All others are reserved for servers.
 var queries = []rule{
 	of(func(context.Context, caller, *command.QueryCluster) error { return nil }),
 	of(func(ctx context.Context, n caller, q *command.QueryVolume) error { return n.mayUse(ctx, q.Ref) }),

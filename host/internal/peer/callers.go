@@ -23,7 +23,7 @@ const (
 // Callers decide whether a caller of a node may have the node do something, and write that to the audit log
 // (apiserver.Callers). A refusal is an error with a code that says so; errcode.Unavailable: not decided yet.
 type Callers interface {
-	// MayStart checks the start of a workload. accessor is that of the caller's token; empty: it has none.
+	// MayStart checks the start of a workload. accessor is the caller's token's; empty: it has none.
 	MayStart(ctx context.Context, by Asker, w Start) (accessor string, err error)
 	// MayStop checks the stop of a workload, to replace it.
 	MayStop(ctx context.Context, by Asker, ref claim.WorkloadRef) error
@@ -36,7 +36,7 @@ type Asker struct {
 	Node transport.Peer
 	// Token is the secret of the caller's token; empty: the caller had none.
 	Token string
-	// Accessor is that of the caller's token in the leader's own statement, if Granted.
+	// Accessor is the caller's token's in the leader's own statement, if Granted.
 	Accessor string
 	Granted  bool
 }
@@ -69,7 +69,7 @@ func credentials(ctx context.Context) (token string, grant []byte) {
 	return token, grant
 }
 
-// asker says for whom the node makes the call. A grant counts for the runs that it was given for: those of this node
+// asker returns for whom the node makes the call. A grant counts for the runs that it was given for: those of this node
 // that wait and that of selects.
 func (n caller) asker(ctx context.Context, of func(w claim.Workload) bool) (Asker, error) {
 	by := Asker{Node: n.Peer, Token: n.token}
@@ -264,7 +264,7 @@ func (n caller) answers(ctx context.Context, q command.Query) (func(answer any, 
 			case !seen:
 				return nil, fmt.Errorf("workload %q: %w", ref, claim.ErrWorkloadNotFound)
 			default:
-				// Who knows a run's name can end it before it begins.
+				// A caller that knows a run's name can end it before it begins.
 				found.RunID, found.LastEndedRunID, found.StartedBy = "", "", nil
 				return found, nil
 			}

@@ -145,7 +145,7 @@ func TestControllersOnNodes(t *testing.T) {
 	for range 4 {
 		must(t, attach())
 	}
-	// One node is away too: none is left, and the error says why for each.
+	// One node is away too: none is left, and the error explains why for each.
 	must(t, w.agents["n2"].server.Close())
 	must(t, w.agents["n2"].port.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)

@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrDenied says that the caller may not make the call. Its text says why.
+// ErrDenied means that the caller may not make the call. Its text explains why.
 var ErrDenied = errcode.PermissionDenied.New("not allowed")
 
 // longestText bounds the text of an error that is sent, in bytes: gRPC carries it in a header.

@@ -46,7 +46,7 @@ type Mounted interface {
 // Info identifies a node.
 type Info struct {
 	Name, Version, BootID string
-	// SecretHash is that of the node's secret.
+	// SecretHash is the hash of the node's secret.
 	SecretHash string
 	StartedAt  time.Time
 }
@@ -98,7 +98,7 @@ func (n *Node) ExpandVolume(ctx context.Context, v claim.Volume, minBytes, maxBy
 	})
 }
 
-// errNotMounted says that a volume has no mount on the node.
+// errNotMounted means that a volume has no mount on the node.
 var errNotMounted = errors.New("the volume is not mounted there")
 
 // VolumeStats reads usage and condition of a volume that is mounted here.

@@ -196,10 +196,10 @@ func unserved(any, grpc.ServerStream) error { return errors.ErrUnsupported }
 // termKey is the metadata that carries the leader's term.
 const termKey = "leader-term"
 
-// errOldTerm says that the caller does not lead any more.
+// errOldTerm means that the caller does not lead any more.
 var errOldTerm = errcode.FailedPrecondition.New("another server has become the leader since")
 
-// errNoTerm says that this agent cannot tell yet who leads.
+// errNoTerm means that this agent cannot tell yet who leads.
 var errNoTerm = errcode.Unavailable.New("no server has answered this agent since its start, so it cannot tell who leads")
 
 // Terms remembers the highest leader's term that this agent has seen since its start. The zero value is ready.

@@ -165,7 +165,7 @@ func (s *Servers) client(m route.Member) (peerv1.ServersServiceClient, error) {
 	return peerv1.NewServersServiceClient(conn), nil
 }
 
-// answerHere is the error of a call on this agent's own server: its answer, or a *route.NotLeader. changes says that
+// answerHere is the error of a call on this agent's own server: its answer, or a *route.NotLeader. changes is true if
 // the call may have its effect even if no answer arrives.
 func answerHere(err error, changes bool) error {
 	if deposed(err) {

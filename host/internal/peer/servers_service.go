@@ -143,8 +143,8 @@ func (s serversService) ReplaceWorkload(ctx context.Context,
 	return &peerv1.ReplaceWorkloadResponse{}, err
 }
 
-// checkNode checks a call that a plain node makes. Servers, of which this one calls itself without the guard, may make
-// it.
+// checkNode checks a call that a plain node makes. Servers, including this one when it calls itself without the guard,
+// may make it.
 func (s serversService) checkNode(ctx context.Context, check func(n caller) error) error {
 	if s.guard == nil {
 		return nil

@@ -17,9 +17,9 @@ import (
 
 func (r *run) awaits() bool { return len(r.rec.Spec.Awaited()) > 0 }
 
-// await waits until nothing is left of the workloads that this one is to come after, on whichever
-// node they ran: each has ended or is not known, and it has no claims. Those that this one
-// replaces are asked to stop. A stop of this one ends the wait.
+// await waits until nothing is left of the workloads that this one is to come after, on whichever node they ran: each
+// has ended or is not known, and it has no claims. Workloads that this one replaces are asked to stop. A stop of this
+// one ends the wait.
 //
 // The ledger knows which workloads wait for which, so it refuses a cycle. The wait is not repeated
 // once it is done: later actions may have begun.

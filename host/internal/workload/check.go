@@ -18,7 +18,7 @@ type Check struct {
 	Problems []error
 }
 
-// Check says what Start would do with a specification, as far as it is known without claiming anything. It changes
+// Check returns what Start would do with a specification, as far as it is known without claiming anything. It changes
 // nothing. The error is specs.ErrInvalid for a specification that can never be started.
 func (m *Manager) Check(ctx context.Context, spec Spec) (c Check, err error) {
 	if err := spec.Validate(); err != nil {

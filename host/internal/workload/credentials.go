@@ -10,11 +10,11 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrNoCredential says that a unit may not load a credential.
+// ErrNoCredential means that a unit may not load a credential.
 var ErrNoCredential = errcode.PermissionDenied.New("no credential")
 
-// Credential returns a secret for a unit of this node: that of the one workload that runs here, whose spec names the
-// unit, and which has a secret of this name. ErrNoCredential: there is none, and what to do.
+// Credential returns a secret for a unit of this node: the secret of the one workload that runs here and whose spec
+// names the unit, and which has a secret of this name. ErrNoCredential: there is none, and what to do.
 func (r *Registered) Credential(unit, name string) (secret []byte, of claim.WorkloadRef, err error) {
 	var reasons []string
 	var found []*instance

@@ -41,18 +41,18 @@ type Lease interface {
 
 // Drivers are the CSI drivers of this node.
 type Drivers interface {
-	// Get reads one driver; the error for an unknown one names those that are known.
+	// Get reads one driver; the error for an unknown one names the known ones.
 	Get(id string) (drivers.Driver, error)
 	// Changed is closed when any driver next changes.
 	Changed() <-chan struct{}
 }
 
-// Devices are those of this node (devices.Registry).
+// Devices are this node's devices (devices.Registry).
 type Devices interface {
 	// Pick gives a workload free and healthy devices for all requests, or none
 	// (devices.ErrTooFew). It waits until ctx ends for plugins that have not reported theirs yet.
 	Pick(ctx context.Context, holder claim.WorkloadRef, want []devices.Request) ([]devices.Given, error)
-	// Check says why Pick would fail or wait now, and takes nothing.
+	// Check explains why Pick would fail or wait now, and takes nothing.
 	Check(namespace string, want []devices.Request) error
 	// Reserve asks the plugins what the workload needs to use the devices. It may be repeated.
 	Reserve(ctx context.Context, given []devices.Given) (device.Reservation, error)
@@ -67,9 +67,9 @@ type Deps struct {
 	Ledger cluster.Ledger
 	Nodes  Nodes // nil: a standalone host
 	Lease  Lease // nil: a standalone host, which needs none
-	// Fenced says what the fence did to a workload since a time in this boot; empty: nothing. Nil: there is no fence.
+	// Fenced returns what the fence did to a workload since a time in this boot; empty: nothing. Nil: there is no fence.
 	Fenced func(ref claim.WorkloadRef, since boottime.Instant) string
-	// RemoteLedger says that the ledger is on other hosts, and may be unreachable when this one starts.
+	// RemoteLedger is true if the ledger is on other hosts, and may be unreachable when this one starts.
 	RemoteLedger bool
 	Controller   volumesteps.Controller
 	Drivers      Drivers

@@ -8,7 +8,7 @@
 //
 // What must stay true:
 //
-//   - An action's intent is in the journal before its Do is called. Whatever has an intent is
+//   - An action's intent is in the journal before its Do is called. An action with an intent is
 //     undone, whether it was done or not: a call that timed out may have worked.
 //   - Do and Undo may be repeated at any time with the same outcome.
 //   - No process is killed unless it is known to be the workload's: neither a pid nor the number of

@@ -34,7 +34,7 @@ var (
 	// ErrNotReconciled: the host has not reached the ledger since it was started.
 	ErrNotReconciled = errcode.Unavailable.New(
 		"the ledger has not been reached since the host was started: no workload can be started yet")
-	// ErrNotOwner says that the caller may not name this process as the workload's.
+	// ErrNotOwner means that the caller may not name this process as the workload's.
 	ErrNotOwner = errcode.PermissionDenied.New(
 		"only the process that started a workload with its own life may name its process, and only one that it has started")
 	// ErrClosed: the host is stopping.
@@ -160,7 +160,7 @@ func (m *Manager) instance(rec record) *instance {
 	return i
 }
 
-// Get reads one workload. Its message says which file system of it does not answer or fails.
+// Get reads one workload. Its message names a file system of it that does not answer or fails.
 func (m *Manager) Get(ref claim.WorkloadRef) (Workload, error) {
 	i, err := m.known.find(ref)
 	if err != nil {
@@ -173,7 +173,7 @@ func (m *Manager) Get(ref claim.WorkloadRef) (Workload, error) {
 	return w, nil
 }
 
-// List reads all workloads of this node, and those that ended lately.
+// List reads all workloads of this node, and workloads that ended lately.
 func (m *Manager) List() []Workload {
 	var out []Workload
 	for _, i := range m.known.all() {

@@ -15,8 +15,7 @@ import (
 )
 
 // A workload may live as long as its volume is mounted at a path of the host (Options.MountedAt): pannier's mount(8)
-// helper starts it, mounts the volume, and ends. Whoever unmounts the volume, with the helper or without, ends the
-// workload.
+// helper starts it, mounts the volume, and ends. An unmount, with the helper or without, ends the workload.
 
 // mountTable is what the host's mount namespace has.
 type mountTable struct {

@@ -33,7 +33,7 @@ func private(ctx context.Context, p *process.Process) (pin *os.File, ns *namespa
 	own, ours, err := namespaceOf(os.Getpid())
 	if err == nil {
 		_ = own.Close()
-		// p lives, so the opened namespace is its own and not that of a later process.
+		// p lives, so the opened namespace is its own and not a later process's.
 		var again *process.Process
 		if again, err = process.Find(ctx, p.Ref()); err == nil {
 			again.Release()

@@ -99,7 +99,7 @@ func (i *instance) forceCommand() string {
 	return command + printable.Argument(i.ref.ID)
 }
 
-// releasing says why a start has to wait for the release of the run before it.
+// releasing explains why a start has to wait for the release of the run before it.
 func (i *instance) releasing() string {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -207,7 +207,7 @@ func (m *Manager) restorePortsAndSecrets(found []*record) error {
 	return nil
 }
 
-// ports are all those of the workload.
+// ports are all of the workload's ports.
 func (rec *record) ports() (all []int) {
 	for _, p := range rec.Ports {
 		all = append(all, p)

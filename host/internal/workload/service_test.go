@@ -686,7 +686,7 @@ func TestAdminOfAProxy(t *testing.T) {
 	}
 }
 
-// A step that is tried again says why meanwhile, and a second try that fails is an event.
+// A step that is tried again explains why meanwhile, and a second try that fails is an event.
 func TestAStepThatRetriesSaysWhy(t *testing.T) {
 	h := newHost(t)
 	held := newGate()

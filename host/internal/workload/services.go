@@ -33,9 +33,9 @@ func (r *Registered) Instances() map[string][]registration.Instance {
 	return out
 }
 
-// Reconfigured says that Consul's configuration of a service's proxy, with what the proxy-defaults add, has another
-// digest than Instances says. The bootstrap is made again, unless it will be made with this configuration anyway, or
-// a host that knew no digests has made it: a new host restarts no proxy.
+// Reconfigured is called when Consul's configuration of a service's proxy, with what the proxy-defaults add, has
+// another digest than Instances says. The bootstrap is made again, unless it will be made with this configuration
+// anyway, or a host that knew no digests has made it: a new host restarts no proxy.
 func (r *Registered) Reconfigured(consul, id, digest string) {
 	for _, i := range r.known.all() {
 		var changed *servicesteps.Service

@@ -76,7 +76,7 @@ func (i *instance) delay() (d time.Duration) {
 }
 
 // leave takes the services out of Consul's catalog before the process is asked to end, and gives their callers time to
-// see that. What fails is tried again when the process has ended. A node that was cut off has no time for it, and what
+// see that. Failed actions are retried when the process has ended. A node that was cut off has no time for it, and what
 // has ended already needs none.
 func (r *run) leave(ctx context.Context) {
 	var p *process.Process
@@ -132,10 +132,9 @@ func (m *Manager) StopAll(ctx context.Context, reason string) error {
 	return errors.Join(errs...)
 }
 
-// Drain takes all workloads of this node down one by one, the one that was started last first, and
-// returns when all have ended and their claims are released, or when ctx ends. A workload whose
-// release has to wait does not hold up the others. Until Undrain no workload can be started
-// (claim.ErrIneligible); reason says why. It may be repeated.
+// Drain takes all workloads of this node down one by one, the one that was started last first, and returns when all
+// have ended and their claims are released, or when ctx ends. A workload whose release has to wait does not hold up the
+// others. Until Undrain no workload can be started (claim.ErrIneligible); reason explains why. It may be repeated.
 func (m *Manager) Drain(ctx context.Context, reason string) error {
 	m.mu.Lock()
 	m.draining = reason
@@ -207,8 +206,8 @@ func (i *instance) inUse() (is bool) {
 	return is
 }
 
-// awaitUnused waits until none of the workload's volumes is mounted; the error says what keeps
-// them when ctx ends first.
+// awaitUnused waits until none of the workload's volumes is mounted; the error names what keeps them when ctx ends
+// first.
 func (i *instance) awaitUnused(ctx context.Context) error {
 	for {
 		i.mu.Lock()

@@ -14,7 +14,7 @@ import (
 // maxEnded bounds the number of ended workloads that a status query shows.
 const maxEnded = 500
 
-// table is this node's workloads, and those that ended lately.
+// table is this node's workloads, including the ones that ended lately.
 type table struct {
 	node string
 
@@ -54,7 +54,7 @@ func (t *table) remove(ref claim.WorkloadRef) {
 	delete(t.workloads, ref)
 }
 
-// add adds a workload, and forgets those that ended first, beyond maxEnded.
+// add adds a workload, and forgets the ones that ended first, beyond maxEnded.
 func (t *table) add(i *instance) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

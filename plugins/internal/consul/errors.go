@@ -25,9 +25,9 @@ import (
 // maxAnswer bounds how much of Consul's answer is quoted, in bytes.
 const maxAnswer = 1000
 
-// Error gives an error of consul/api, of Client or of Token its gRPC code, and a text that says what was tried on
-// which Consul; what and args are as in fmt.Sprintf. nil stays nil. Unavailable, DeadlineExceeded and
-// ResourceExhausted may be retried: Consul cannot be reached, has no leader or limits the rate of requests.
+// Error gives an error of consul/api, of Client or of Token its gRPC code, and a text with what was tried on which
+// Consul; what and args are as in fmt.Sprintf. nil stays nil. Unavailable, DeadlineExceeded and ResourceExhausted may
+// be retried: Consul cannot be reached, has no leader or limits the rate of requests.
 func Error(err error, c service.Consul, what string, args ...any) error {
 	if err == nil {
 		return nil

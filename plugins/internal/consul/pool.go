@@ -1,5 +1,5 @@
-// Package consul gives plugins access to Consul's HTTP API: a pool of connections for each Consul, the ACL token
-// from its file, and errors with a gRPC code that says whether to retry.
+// Package consul gives plugins access to Consul's HTTP API: a pool of connections for each Consul, the ACL token from
+// its file, and errors with a gRPC code that reports whether to retry.
 //
 // Invariants:
 //   - no token is in an error;

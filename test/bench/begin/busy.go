@@ -96,7 +96,7 @@ func between(before, after moment, own int) (b busy) {
 	return b
 }
 
-// refuse says why the machine is too busy for measurements.
+// refuse explains why the machine is too busy for measurements.
 func (b busy) refuse() error {
 	if b.percent <= limit {
 		return nil

@@ -117,7 +117,7 @@ func (s *Server) bind() string {
 	return s.host.Addr.String()
 }
 
-// running says whether the process still runs.
+// running reports whether the process still runs.
 func (s *Server) running() bool {
 	if s.ended == nil {
 		return false
@@ -167,7 +167,7 @@ func (s *Server) forget(t testing.TB) {
 	}
 }
 
-// portTaken says whether the last start failed because another process had one of the server's ports.
+// portTaken reports whether the last start failed because another process had one of the server's ports.
 func (s *Server) portTaken() bool {
 	return strings.Contains(s.Log()[s.logged:], "address already in use")
 }

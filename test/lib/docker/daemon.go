@@ -251,8 +251,7 @@ func (d *Daemon) killRest() error {
 	return errors.New("processes of dockerd are left")
 }
 
-// inside says whether a process is in the daemon's own mount namespace, such as a program that the test runs
-// there.
+// inside reports whether a process is in the daemon's own mount namespace, such as a program that the test runs there.
 func (d *Daemon) inside(pid int) bool {
 	if d.namespace == nil {
 		return false

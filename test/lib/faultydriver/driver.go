@@ -228,15 +228,15 @@ func (d *Driver) Kill() { d.crash() }
 // DropConnections closes every connection, like a driver that dies.
 func (d *Driver) DropConnections() { d.dropConnections() }
 
-// Running says whether the driver serves.
+// Running reports whether the driver serves.
 func (d *Driver) Running() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.server != nil
 }
 
-// serves says whether a server is that of the running driver: a dead one must not record calls and apply faults until
-// its connections are closed.
+// serves reports whether a server is that of the running driver: a dead one must not record calls and apply faults
+// until its connections are closed.
 func (d *Driver) serves(server *grpc.Server) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -349,7 +349,7 @@ func (d *Driver) begin(call Call) (fault Fault, end func()) {
 	return OK(), end
 }
 
-// pending says whether another call for the same volume is in progress.
+// pending reports whether another call for the same volume is in progress.
 func (d *Driver) pending(req proto.Message) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -111,7 +111,7 @@ func complete(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.U
 	return next(ctx, req)
 }
 
-// expands says whether the request expands a volume: its capability is optional.
+// expands reports whether the request expands a volume: its capability is optional.
 func expands(req any) bool {
 	switch req.(type) {
 	case *csi.ControllerExpandVolumeRequest, *csi.NodeExpandVolumeRequest:

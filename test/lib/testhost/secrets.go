@@ -95,7 +95,7 @@ func readUnlessProgram(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// Reveals says whether a text contains one of the secrets, plain or as part of base64, or any JWT.
+// Reveals reports whether a text contains one of the secrets, plain or as part of base64, or any JWT.
 func Reveals(text []byte, secrets []string) bool {
 	return jwt.Match(text) || slices.ContainsFunc(secrets, func(secret string) bool {
 		return slices.ContainsFunc(spellings(secret), func(s string) bool { return bytes.Contains(text, []byte(s)) })

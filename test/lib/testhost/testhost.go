@@ -287,7 +287,7 @@ func (h *Host) awaitEnd(why string) {
 	h.agent, h.last = nil, h.agent.ProcessState
 }
 
-// LeftCore says whether the last agent that the test ended has left a core file.
+// LeftCore reports whether the last agent that the test ended has left a core file.
 func (h *Host) LeftCore() bool {
 	h.t.Helper()
 	return h.last.Sys().(syscall.WaitStatus).CoreDump()
@@ -332,7 +332,7 @@ func (h *Host) Status() (*hostv1.StatusResponse, error) {
 	return c.Agent.Status(ctx, &hostv1.StatusRequest{})
 }
 
-// Alive says whether the agent runs.
+// Alive reports whether the agent runs.
 func (h *Host) Alive() bool {
 	if h.agent == nil {
 		return false

@@ -85,7 +85,7 @@ func (v *visitor) post(path string, form url.Values, headers ...string) (*http.R
 	return v.send(req)
 }
 
-// drained says whether the host's node is being drained.
+// drained reports whether the host's node is being drained.
 func (r *rig) drained(t *testing.T) bool {
 	t.Helper()
 	return check.Must(r.Node("a"))(t).GetNode().GetDrain() != nil

@@ -32,7 +32,7 @@ func TestMarkupInNames(t *testing.T) {
 		secret = made.GetSecret()
 	}
 	t.Logf("a token of that name: %v", err)
-	// A start that fails says why, with what it was given.
+	// A start that fails explains why, with what it was given.
 	_, err = client.Plugins.SwapPlugin(ctx, &hostv1.SwapPluginRequest{Name: markup})
 	t.Logf("a plugin of that name: %v", err)
 	b := newBrowser(t)

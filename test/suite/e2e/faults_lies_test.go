@@ -106,7 +106,7 @@ func TestDriverLies(t *testing.T) {
 }
 
 // A driver goes on with a stage that nobody waits for any more, answers the unstage meanwhile, and then mounts. The
-// claim is kept, and says why, until that was unmounted.
+// claim is kept, and explains why, until that was unmounted.
 func TestStageThatFinishesLate(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t, `settle_time = "15s"`, `timeout {`, `  stage = "3s"`, `}`)

@@ -94,7 +94,7 @@ func TestTwoHostsOfOneName(t *testing.T) {
 	two.NothingInUse()
 }
 
-// catalogEntry reads a service in the catalog; its index says whether somebody has written it.
+// catalogEntry reads a service in the catalog; its index reports whether somebody has written it.
 func catalogEntry(t *testing.T, c *consul.Cluster, id string) *api.CatalogService {
 	t.Helper()
 	found, _, err := c.Client(c.Management).Catalog().Service("web", "",

@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// A stop of a workload whose volume is in use ends when its time is over, and says why; that of another one is not
+// A stop of a workload whose volume is in use ends when its time is over, and explains why; that of another one is not
 // delayed by it. The agent continues, and finishes when the volume is not in use any more.
 func TestStopWithinATime(t *testing.T) {
 	t.Parallel()

@@ -93,7 +93,7 @@ func (h *host) said(unit string) string {
 }
 
 // refusedCredential checks that a unit fails for want of a credential, with nothing of the secret, and that the agent
-// says why.
+// explains why.
 func (h *host) refusedCredential(unit, secret string, words ...string) {
 	h.t.Helper()
 	if out, err := h.Try("systemctl", "start", unit); err == nil {

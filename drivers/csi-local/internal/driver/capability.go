@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 )
 
-// errCannot says that a well-formed capability is not supported by the driver.
+// errCannot means that a well-formed capability is not supported by the driver.
 var errCannot = errors.New("capability not supported")
 
 // access is a parsed volume capability.

@@ -67,8 +67,8 @@ func (d controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeReque
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// ValidateVolumeCapabilities confirms what CreateVolume and the node service would accept for this volume;
-// otherwise the message says why not.
+// ValidateVolumeCapabilities confirms what CreateVolume and the node service would accept for this volume; otherwise
+// the message explains why not.
 func (d controller) ValidateVolumeCapabilities(_ context.Context,
 	req *csi.ValidateVolumeCapabilitiesRequest,
 ) (*csi.ValidateVolumeCapabilitiesResponse, error) {

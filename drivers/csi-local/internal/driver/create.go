@@ -135,7 +135,7 @@ func (d *Driver) openSource(w *wanted) error {
 	return nil
 }
 
-// conflict says how an existing volume of this name differs from the wanted one; empty: it does not.
+// conflict returns how an existing volume of this name differs from the wanted one; empty: it does not.
 func (w wanted) conflict(v store.Volume) string {
 	required, limit := w.capacityRange.GetRequiredBytes(), w.capacityRange.GetLimitBytes()
 	switch {

@@ -82,7 +82,7 @@ func (d node) stageFileSystem(ctx context.Context, v store.Volume, u usage, path
 	return d.afterMount(ctx, v, path, a)
 }
 
-// matches says how an existing mount differs from what a capability asks for.
+// matches returns how an existing mount differs from what a capability asks for.
 func matches(m *mountinfo.Info, a access, opts filesystem.Options) error {
 	if a.fsType != "" && a.fsType != m.FSType {
 		return errors.New("its file system is " + m.FSType)

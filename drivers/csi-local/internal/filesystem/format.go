@@ -22,7 +22,7 @@ const (
 	Default = Ext4
 )
 
-// ErrUnsupported says that volumes cannot have this file system on this host.
+// ErrUnsupported means that volumes cannot have this file system on this host.
 var ErrUnsupported = errors.New("unsupported file system")
 
 const (
@@ -33,7 +33,7 @@ const (
 	minExt4, minXFS = 16 * mib, 300 * mib
 )
 
-// Supported checks that fsType can be made on this host. The error wraps ErrUnsupported and says what is missing.
+// Supported checks that fsType can be made on this host. The error wraps ErrUnsupported and names what is missing.
 func Supported(fsType string) error {
 	if fsType != Ext4 && fsType != XFS {
 		return fmt.Errorf("%w %q: choose %q or %q", ErrUnsupported, fsType, Ext4, XFS)
@@ -70,7 +70,7 @@ const (
 	xfsMagic              = "XFSB"
 )
 
-// ErrElsewhere says that a file system would make the kernel read and write another device than the volume's. xfs asks
+// ErrElsewhere means that a file system would make the kernel read and write another device than the volume's. xfs asks
 // for one only by mount flags.
 var ErrElsewhere = errors.New("the superblock names a journal on another device")
 

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy says that a mount is still in use.
+// ErrBusy means that a mount is still in use.
 var ErrBusy = errors.New("still in use")
 
 // Mount mounts the file system on device at target.
@@ -84,8 +84,8 @@ func Unmount(ctx context.Context, target string) error {
 	}
 }
 
-// ErrMountFlag says that a mount flag is not allowed. The error contains the flag's position and not the flag,
-// which may be a secret.
+// ErrMountFlag means that a mount flag is not allowed. The error contains the flag's position and not the flag, which
+// may be a secret.
 var ErrMountFlag = errors.New("mount flag not allowed")
 
 // Options are parsed mount flags.

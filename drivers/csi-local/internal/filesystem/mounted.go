@@ -18,7 +18,7 @@ const (
 	fiThaw   = 0xC0045878
 )
 
-// ErrFrozen says that another process has frozen the file system.
+// ErrFrozen means that another process has frozen the file system.
 var ErrFrozen = errors.New("the file system is frozen already")
 
 // Freeze stops all writes to the file system of m, after everything written before is on its device. The freeze
@@ -67,7 +67,7 @@ func onRoot(m *mountinfo.Info, fn func(fd int) error) error {
 	return fn(fd)
 }
 
-// ErrNotMounted says that the kernel lets this process grow the file system only while it is not mounted.
+// ErrNotMounted means that the kernel lets this process grow the file system only while it is not mounted.
 var ErrNotMounted = errors.New("ext4 cannot be grown while it is mounted, as the driver lacks CAP_SYS_RESOURCE")
 
 // ext4ResizeFS is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64), which resize2fs uses for a mounted file system. Called

@@ -28,7 +28,7 @@ type Device struct {
 // Name is the last part of the path, such as loop3.
 func (d Device) Name() string { return filepath.Base(d.Path) }
 
-// Options say how a file is attached.
+// Options are how a file is attached.
 type Options struct {
 	ReadOnly bool
 	// AutoClear makes the device detach itself when its last user (an open file, or a mount in any mount
@@ -120,7 +120,7 @@ func (d Device) Detach(image string) error {
 	return nil
 }
 
-// Resize sets the device's size to that of its file.
+// Resize sets the device's size to its file's.
 func (d Device) Resize() error {
 	return d.ioctl("resize", unix.LOOP_SET_CAPACITY, 0)
 }
@@ -231,7 +231,7 @@ func configure(path string, file *os.File, flags uint32, mode int) (*os.File, er
 	return dev, nil
 }
 
-// errNotOurs says that a device has no file, or a different one.
+// errNotOurs means that a device has no file, or a different one.
 var errNotOurs = errors.New("not attached to this file")
 
 // open opens a device, and fails with errNotOurs if its file is not image. While it is open, its file cannot

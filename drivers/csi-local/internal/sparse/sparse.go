@@ -1,5 +1,5 @@
-// Package sparse handles files with holes: it copies them without filling the holes, and says whether a file has
-// any data.
+// Package sparse handles files with holes: it copies them without filling the holes, and reports whether a file has any
+// data.
 //
 // Invariants: a copy reads back byte for byte like its source, and only a file in which every byte is zero is
 // called blank.
@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoClone says that the file system cannot share blocks between files (no reflinks).
+// ErrNoClone means that the file system cannot share blocks between files (no reflinks).
 var ErrNoClone = errors.New("the file system cannot clone files")
 
 // chunk is how many bytes are copied or read between two checks of the context.

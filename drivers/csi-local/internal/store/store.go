@@ -28,9 +28,9 @@ import (
 )
 
 var (
-	// ErrNotFound says that no volume or snapshot has this id.
+	// ErrNotFound means that no volume or snapshot has this id.
 	ErrNotFound = errors.New("not found")
-	// ErrLocked says that another driver uses the data directory.
+	// ErrLocked means that another driver uses the data directory.
 	ErrLocked = errors.New("the data directory is in use by another driver")
 )
 

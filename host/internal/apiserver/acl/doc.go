@@ -1,5 +1,5 @@
-// Package acl decides what a caller may do: it parses policies (HCL), merges those of one caller into Rules, and finds
-// the Rules of a token's secret.
+// Package acl decides what a caller may do: it parses policies (HCL), merges one caller's policies into Rules, and
+// finds the Rules of a token's secret.
 //
 // policy.go parses policies (config has their syntax), rules.go merges several, resolver.go looks a token up. What an
 // API call needs is in host/internal/apiserver; the policies, roles and tokens themselves are in cluster/acl.

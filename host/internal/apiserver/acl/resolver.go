@@ -21,7 +21,7 @@ type Identity struct {
 	// Accessor and Name are the token's; empty: the call has none.
 	Accessor, Name string
 	Type           ledger.TokenType
-	// Policies are the names of the token's policies and those of its roles.
+	// Policies are the names of the token's and its roles' policies.
 	Policies []string
 	// ExpiresAt is when the token expires; zero: never.
 	ExpiresAt time.Time
@@ -92,7 +92,7 @@ func NewResolver(finder Finder, keep time.Duration, log hclog.Logger) *Resolver 
 }
 
 // Resolve returns what the token with this secret allows; an empty secret stands for calls without a token. Errors:
-// ledger.ErrUnknownToken, ledger.ErrExpired, those of the finder.
+// ledger.ErrUnknownToken, ledger.ErrExpired, the finder's errors.
 func (r *Resolver) Resolve(ctx context.Context, secret string) (Identity, error) {
 	hash := ""
 	if secret != "" {

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// examinePatience bounds an examination, and how long it waits for those of others.
+	// examinePatience bounds an examination, and the wait for others' examinations.
 	examinePatience = 20 * time.Second
 	// examineKept is how long the findings are an answer to the next caller with the same rights, so that pages that are
 	// kept up to date do not keep the host busy.
@@ -27,7 +27,7 @@ var errExamines = errcode.Unavailable.New("other examinations of this host took 
 // examinations are made one at a time.
 type examinations struct {
 	turn chan struct{} // has a value while one is made, or looked for
-	// made are those that are an answer still, by whose they are.
+	// made are the examinations that are still an answer, by their caller.
 	made map[rights]*hostv1.ExamineResponse
 	// unended are the checks that hang (doctor.Patient).
 	unended sync.Map

@@ -82,7 +82,7 @@ func text(content []byte) func(w io.Writer) error {
 	}
 }
 
-// sendFile sends what write writes. Its error is that of the stream.
+// sendFile sends what write writes. It returns the stream's error.
 func sendFile(stream *connect.ServerStream[hostv1.DiagnoseResponse], name string, write func(w io.Writer) error) error {
 	var content bytes.Buffer
 	failed := write(&content)
@@ -113,7 +113,7 @@ func (h *Handler) writeMounts(w io.Writer) error {
 	return nil
 }
 
-// writeMetrics writes the agent's metrics. Those that could be had are written even if others could not.
+// writeMetrics writes the agent's metrics. Metrics that could be read are written even if others could not.
 func (h *Handler) writeMetrics(w io.Writer) error {
 	families, failed := h.Metrics.Gather()
 	for _, family := range families {

@@ -86,7 +86,7 @@ func answered(ctx context.Context, node string) {
 	}
 }
 
-// IsOther says that a request names another node than this one.
+// IsOther reports whether a request names another node than this one.
 func (a *Asker) IsOther(node string) bool { return node != "" && node != a.Name }
 
 // Clients make the calls to one agent.
@@ -111,7 +111,7 @@ func (a *Asker) Clients(agent string) Clients {
 // way is how a call gets to a node.
 type way struct {
 	node discovery.Member
-	// agents are the node itself, or servers that can ask it, of which the first that is reached does.
+	// agents are the node itself, or servers that can ask it; the first one that is reached asks.
 	agents []string
 	// more is the time that the way takes besides the node.
 	more time.Duration

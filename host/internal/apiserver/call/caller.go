@@ -46,7 +46,7 @@ type Caller struct {
 	acl.Identity
 }
 
-// Who names the caller for people and in the ledger's records.
+// Who is the caller's name for people and in the ledger's records.
 func (c *Caller) Who() string {
 	switch {
 	case c.Accessor != "":
@@ -76,9 +76,9 @@ func (c *Caller) passedOn() string {
 	}
 }
 
-// Origin is the certificate with which the caller entered the cluster: that of the connection or, if a server has
-// forwarded the call, the one that this server saw. What a caller may do depends on it, whichever way the call came.
-// nil: the caller entered over the unix socket of this agent or of the forwarding server.
+// Origin is the certificate with which the caller entered the cluster: the connection's or, if a server has forwarded
+// the call, the one that this server saw. What a caller may do depends on it, whichever way the call came. nil: the
+// caller entered over the unix socket of this agent or of the forwarding server.
 func (c *Caller) Origin() *transport.Peer {
 	if c.Cert == nil {
 		return nil

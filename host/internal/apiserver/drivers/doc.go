@@ -1,2 +1,3 @@
-// Package drivers answers the API's calls about CSI drivers: those of this node, and what other nodes report of theirs.
+// Package drivers answers the API's calls about CSI drivers: this node's drivers, and what other nodes report of
+// theirs.
 package drivers

@@ -19,7 +19,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// certificateValidity is that of certificates that are signed for hosts, which renew them.
+// certificateValidity is the validity of certificates that are signed for hosts, which renew them.
 const certificateValidity = 365 * 24 * time.Hour
 
 var (
@@ -38,7 +38,7 @@ func (h *Handler) GetAuthority(context.Context, *hostv1.GetAuthorityRequest) (*h
 	return &hostv1.GetAuthorityResponse{Certificate: cert, Datacenter: h.Datacenter}, err
 }
 
-// SignCertificate signs the certificate of a host that joins, or renews that of an agent.
+// SignCertificate signs the certificate of a joining host, or renews an agent's.
 func (h *Handler) SignCertificate(ctx context.Context, req *hostv1.SignCertificateRequest,
 ) (*hostv1.SignCertificateResponse, error) {
 	c := call.CallerOf(ctx)

@@ -38,7 +38,7 @@ type Handler struct {
 	// Heard returns when a node's last heartbeat was answered, and until when its claims are kept without another one;
 	// zero: not known. It is nil where there are no heartbeats.
 	Heard func(node string) (at, keepsTo time.Time)
-	// Workloads are those of this node.
+	// Workloads are this node's workloads.
 	Workloads interface{ List() []workload.Workload }
 	// Services forget what a node that is gone for good has left in the Consuls of this one.
 	Services interface {
@@ -261,7 +261,7 @@ func (h *Handler) deleteIdle(ctx context.Context, n claim.Node) error {
 	return nil
 }
 
-// up says why a node counts as up; "" if it does not.
+// up explains why a node counts as up; "" if it does not.
 func (h *Handler) up(n claim.Node) string {
 	switch {
 	case n.Name == h.Name:

@@ -124,7 +124,7 @@ func (h *Handler) RollbackPlugin(ctx context.Context,
 // maxGrace is the longest grace that an operator may give.
 const maxGrace = time.Hour
 
-// orderWithin is order for a request that says how long the calls of the replaced process may take.
+// orderWithin is order for a request that bounds the calls of the replaced process.
 func (h *Handler) orderWithin(ctx context.Context, req interface {
 	GetName() string
 	GetGrace() *durationpb.Duration
@@ -220,7 +220,7 @@ func needsPlugin(w workload.Workload, name string, consuls map[string]bool) bool
 		slices.ContainsFunc(w.Devices, func(d devices.Given) bool { return d.Plugin == name })
 }
 
-// order carries out an operator's request. If the new process could not take over, the error says which one serves
+// order carries out an operator's request. If the new process could not take over, the error names the one that serves
 // instead.
 func (h *Handler) order(ctx context.Context, name string,
 	do func(context.Context, string) (supervisor.Status, error),

@@ -80,8 +80,8 @@ func (h *Handler) RegisterVolume(ctx context.Context,
 	return &hostv1.RegisterVolumeResponse{Volume: shown, Warnings: warnings}, err
 }
 
-// keepPlace keeps what the driver returned at a volume's creation, or was told since, when it is registered anew. Where
-// it is does not change with a definition.
+// keepPlace keeps what the driver returned at a volume's creation, or was told since, when it is registered again.
+// Where it is does not change with a definition.
 func keepPlace(before, v claim.Volume) (claim.Volume, error) {
 	given := len(v.Topology.Required)+len(v.Topology.Preferred) > 0
 	if len(before.Topologies) > 0 && given && (!sameTopologies(before.Topology.Required, v.Topology.Required) ||

@@ -415,7 +415,7 @@ func (h *Handler) look(ctx context.Context, v claim.Volume, claims []claim.Claim
 	return seen
 }
 
-// usage is that of the first node that answered; nil: none did.
+// usage is from the first node that answered; nil: none did.
 func (v seenVolume) usage() *hostv1.VolumeUsage {
 	for _, stats := range v.stats {
 		if stats == nil {

@@ -44,10 +44,10 @@ type Handler struct {
 	Tokens Tokens
 }
 
-// Workloads are those of this node (workload.Manager).
+// Workloads are this node's workloads (workload.Manager).
 type Workloads interface {
 	Start(ctx context.Context, spec specs.Spec, opts workload.Options) (workload.Workload, error)
-	// Check says what Start would do, and changes nothing.
+	// Check returns what Start would do, and changes nothing.
 	Check(ctx context.Context, spec specs.Spec) (workload.Check, error)
 	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
 		error)
@@ -131,7 +131,7 @@ func (h *Handler) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRe
 	return stream.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: shown}})
 }
 
-// CheckWorkload says what StartWorkload would do on this node.
+// CheckWorkload returns what StartWorkload would do on this node.
 func (h *Handler) CheckWorkload(ctx context.Context, req *hostv1.CheckWorkloadRequest,
 ) (*hostv1.CheckWorkloadResponse, error) {
 	if node := req.GetNode(); h.Nodes.IsOther(node) {
@@ -290,7 +290,7 @@ func (h *Handler) inspectTokens(ctx context.Context, ref claim.WorkloadRef) (all
 	return all, err
 }
 
-// ListWorkloads lists the workloads of this node, including those that ended recently.
+// ListWorkloads lists the workloads of this node, including recently ended ones.
 func (h *Handler) ListWorkloads(ctx context.Context,
 	req *hostv1.ListWorkloadsRequest,
 ) (*hostv1.ListWorkloadsResponse, error) {
@@ -372,7 +372,7 @@ func shownRelease(w workload.Workload) *hostv1.Release {
 	}
 }
 
-// Releases are those of this node's workloads that have to wait.
+// Releases are the releases of this node's workloads that have to wait.
 func (h *Handler) Releases() (all []*hostv1.Release) {
 	for _, w := range h.Workloads.List() {
 		if w.Release.Tries > 0 {

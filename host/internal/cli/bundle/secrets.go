@@ -49,7 +49,7 @@ func (b *Bundle) Secret(whose, value string) {
 	}
 }
 
-// SecretFile makes the secrets in a file, or in the files of a folder, known. What is not there has none.
+// SecretFile makes the secrets in a file, or in the files of a folder, known. A missing file has none.
 func (b *Bundle) SecretFile(path string) {
 	err := filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -23,12 +23,12 @@ type Process struct {
 	pipe    *os.File
 	done    chan struct{}
 	waitErr error
-	// leads says that the program leads a process group of its own.
+	// leads is true if the program leads a process group of its own.
 	leads bool
 }
 
 // Start runs a child in a new mount namespace and returns when it has bound the volumes. The child has the caller's
-// standard streams and working directory, and its process group unless the plan has a user. An *Error says what could
+// standard streams and working directory, and its process group unless the plan has a user. An *Error names what could
 // not be bound.
 func Start(plan child.Plan) (*Process, error) {
 	return start(plan, &exec.Cmd{
@@ -143,8 +143,8 @@ func (p *Process) close() {
 // PID is the process id of the child, and then of the program.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Go makes the child execute the program; nil means that it has. An *Error says why it could not; the child has then
-// ended.
+// Go makes the child execute the program; nil means that it has. An *Error explains why it could not; the child has
+// then ended.
 func (p *Process) Go() error {
 	_, err := io.WriteString(p.orders, `{"go":true}`+"\n")
 	if err != nil && !errors.Is(err, unix.EPIPE) {

@@ -79,8 +79,8 @@ type Sidecar struct {
 	File string
 }
 
-// Start starts a sidecar and returns when its program runs. An *Error says why it cannot run; it is then not retried.
-// The end of ctx ends nothing: see Stop.
+// Start starts a sidecar and returns when its program runs. An *Error explains why it cannot run; it is then not
+// retried. The end of ctx ends nothing: see Stop.
 func (s *Sidecars) Start(ctx context.Context, how Sidecar) error {
 	c := &sidecar{
 		Sidecar: how, of: s, done: make(chan struct{}),
@@ -116,8 +116,8 @@ func (s *Sidecars) AwaitReady(ctx context.Context) error {
 	return nil
 }
 
-// StopRestarts restarts no sidecar from now on. It returns the sessions of those that
-// still run, for EndLeftovers. It may be called more than once.
+// StopRestarts ends the restarting of sidecars. It returns the sessions of those that still run, for EndLeftovers. It
+// may be called more than once.
 func (s *Sidecars) StopRestarts() (sessions []int) {
 	s.stop.Do(func() { close(s.stopping) })
 	for _, c := range s.all {

@@ -48,14 +48,14 @@ type File struct {
 // Report is what is installed.
 type Report struct {
 	// Release is what the signature says about itself, such as "Pannier v1.2.3", and Key the id of the signing key. Both
-	// are empty if the checksums are not trusted; Problem says why.
+	// are empty if the checksums are not trusted; Problem explains why.
 	Release string `json:"release,omitempty"`
 	Key     string `json:"key,omitempty"`
 	Problem string `json:"problem,omitempty"`
 	Files   []File `json:"files"`
 }
 
-// OK says whether all is as it was released.
+// OK reports whether all is as it was released.
 func (r Report) OK() bool {
 	return r.Problem == "" && !slices.ContainsFunc(r.Files, func(f File) bool { return f.State != OK && f.State != Signed })
 }

@@ -127,7 +127,7 @@ func (m *Monitor) look(ctx context.Context) {
 	m.known, m.full = now, full
 }
 
-// isRead says whether the metrics were read lately. m.mu is held.
+// isRead reports whether the metrics were read lately. m.mu is held.
 func (m *Monitor) isRead() bool { return !m.read.IsZero() && time.Since(m.read) < readLately }
 
 // answered adds the answer about one volume to what is known now.

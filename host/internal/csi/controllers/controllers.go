@@ -122,7 +122,7 @@ type ability struct {
 	optional bool
 	// secret: the call carries secrets.
 	secret bool
-	// namespace is that of the call's volume; empty: the call is about no volume, or about all.
+	// namespace is the volume's; empty: the call is about no volume, or about all.
 	namespace string
 	// places are where the call's volume is accessible from; empty: everywhere, or it is not known.
 	places []claim.Topology

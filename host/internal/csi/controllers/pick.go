@@ -290,8 +290,8 @@ type finalError struct{ error }
 
 func (e *finalError) Unwrap() error { return e.error }
 
-// awayError says that no controller of the driver is reachable. It is a drivers.ErrUnhealthy, and
-// names every node that was tried.
+// awayError means that no controller of the driver is reachable. It is a drivers.ErrUnhealthy, and names every node
+// that was tried.
 type awayError struct {
 	text []string
 	errs []error

@@ -17,7 +17,7 @@ import (
 // the place and about no others: a controller answers that a volume is deleted if it does not have it (CSI spec,
 // DeleteVolume). Every controller is asked about the volumes of a place where all nodes have the node service alone,
 // and every volume is a matter of a controller without a node service. A controller that attaches volumes does so for
-// other nodes: those of the place are preferred.
+// other nodes: controllers in the place are preferred.
 
 // placed reports whether a driver has a topology: a volume of it may be accessible from some nodes only.
 func placed(d claim.Driver) bool {
@@ -85,7 +85,7 @@ func (c *Controllers) everywhere(ctx context.Context, doing, driver string, need
 	return nil
 }
 
-// placesToAsk are the places of which a controller each is asked: those of the need together, or all one by one.
+// placesToAsk are the places in each of which one controller is asked: the need's places together, or all one by one.
 func (c *Controllers) placesToAsk(driver string, need ability) [][]claim.Topology {
 	if d, err := c.reach.driver(driver); err == nil && len(need.places) == 0 {
 		if places := controllerPlaces(d); len(places) > 1 {

@@ -36,10 +36,10 @@ func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (provider st
 	return provider, warnings, err
 }
 
-// Create makes the volume at its driver, or finds the one that an earlier call made, and returns v
-// with the driver's external id, capacity, context and topologies. The driver is asked for its room first. One
-// without enough is still asked, once, since an earlier call may have made the volume and taken that room; its refusal
-// then says how much there is. places are where it may be made (Place).
+// Create makes the volume at its driver, or finds the one that an earlier call made, and returns v with the driver's
+// external id, capacity, context and topologies. The driver is asked for its room first. One without enough is still
+// asked, once, since an earlier call may have made the volume and taken that room; its refusal then has how much there
+// is. places are where it may be made (Place).
 func (c *Controllers) Create(ctx context.Context, v claim.Volume, places []claim.Topology) (claim.Volume, error) {
 	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
 	err := c.call(ctx, doing, v.PluginID, provisioning.of(v).in(places),

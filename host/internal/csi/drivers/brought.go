@@ -25,7 +25,7 @@ type told struct {
 	unused  []string // why some of them are not used
 }
 
-// Bring takes over the drivers that a storage plugin brings itself, in the place of those that it brought before. A
+// Bring takes over the drivers that a storage plugin brings itself, in the place of the ones that it brought before. A
 // csi_driver block and a registration of the same id come first, and so does a plugin that brought the id before: what
 // is not used for that or another reason is an event and in Unused, and is taken in as soon as the reason is gone. A
 // driver that is not among them any more is removed when it is not in use. They stay known until Bring is called again,
@@ -46,14 +46,14 @@ func (r *Registry) Bring(ctx context.Context, plugin string, all []storage.Drive
 	return r.settle()
 }
 
-// Unused says which of the drivers that a plugin brings are not used, and why.
+// Unused lists the drivers that a plugin brings and that are not used, each with the reason.
 func (r *Registry) Unused(plugin string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.told[plugin].unused
 }
 
-// brings says whether a plugin brings a driver now.
+// brings reports whether a plugin brings a driver now.
 func (r *Registry) brings(plugin, id string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,7 +106,7 @@ func (r *Registry) settle() error {
 	return errors.Join(errs...)
 }
 
-// bring takes in one driver that a plugin brings, or says why it is not used; r.changes is held.
+// bring takes in one driver that a plugin brings, or explains why it is not used; r.changes is held.
 func (r *Registry) bring(plugin string, d storage.Driver) (why string, err error) {
 	spec := Spec{ID: d.ID, Endpoint: d.Endpoint, Plugin: plugin, Source: SourcePlugin}.withDefaults(r.cfg.DataDir)
 	if wrong := spec.Validate(); wrong != nil {

@@ -24,7 +24,7 @@ func (h *host) bring(plugin string, idsAndEndpoints ...string) {
 	}
 }
 
-// unused waits until the registry says why drivers that a plugin brings are not used; no words: all are used.
+// unused waits until the registry explains why drivers that a plugin brings are not used; no words: all are used.
 func (h *host) unused(plugin string, words ...string) {
 	h.t.Helper()
 	deadline := time.After(time.Minute)

@@ -40,8 +40,8 @@ type Driver struct {
 	// provider and version keep their last known values while the driver is unhealthy. Its Healthy
 	// and Message are what the storage plugin reported.
 	Fingerprint storage.Fingerprint
-	// Healthy and Message are the registry's conclusion: Message says why the driver
-	// is unhealthy, or what else an operator should know.
+	// Healthy and Message are the registry's conclusion: Message explains why the driver is unhealthy, or what else an
+	// operator should know.
 	Healthy bool
 	Message string
 	// PID of the process if the host runs it, otherwise 0.
@@ -52,10 +52,11 @@ type Driver struct {
 	Restarts int
 	// CrashLoop is set while the process keeps ending soon after its start.
 	CrashLoop bool
-	// Retired is set for a driver that is gone from the configuration, or that its plugin brings no more, and is kept
+	// Retired is set for a driver that is gone from the configuration, or that its plugin no longer brings, and is kept
 	// only because volumes are mounted through it.
 	Retired bool
-	// Waiting is set while a changed configuration waits until the driver is not in use; Message says how to apply it.
+	// Waiting is set while a changed configuration waits until the driver is not in use; Message has the command that
+	// applies it.
 	Waiting bool
 	// Controller is the driver's controller, if that is another process than its node service; nil: it is not, and the
 	// rest is of both. Else the rest is of the node service, except Fingerprint.Controller.
@@ -66,7 +67,7 @@ type Driver struct {
 	ChangedAt time.Time
 	// Program is the checksum of the copy that the process runs from; empty: it has none.
 	Program string
-	// ProgramProblem says why another program than the one in its file runs, or goes on to run; empty: it does not.
+	// ProgramProblem explains why another program than the one in its file runs, or goes on to run; empty: it does not.
 	ProgramProblem string
 	// Swaps of its program, the newest last, at most 20.
 	Swaps []Swap
@@ -180,7 +181,7 @@ func below(dir, path string) (rel string, ok bool) {
 	return strings.CutPrefix(path, dir+"/")
 }
 
-// ErrUnhealthy says that the driver cannot be called now. The error's text says why.
+// ErrUnhealthy means that the driver cannot be called now. The error's text explains why.
 var ErrUnhealthy = errcode.Unavailable.New("the driver is not healthy")
 
 // Caller makes calls to drivers: it waits until the driver is healthy, and turns a plugin's error

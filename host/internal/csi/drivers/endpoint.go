@@ -34,7 +34,7 @@ func (e endpoint) leadsTo() string {
 	return ""
 }
 
-// isLink says whether a process listens on a socket of its own, to which the endpoint leads. One that takes its
+// isLink reports whether a process listens on a socket of its own, to which the endpoint leads. One that takes its
 // endpoint from elsewhere would be in the way of another one.
 func (e endpoint) isLink(own string) bool {
 	return e.overlap && own != e.path && e.leadsTo() == own && !gone(own)

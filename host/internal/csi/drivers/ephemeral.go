@@ -24,7 +24,7 @@ func (e *EphemeralVolumes) secrets() map[string]string {
 	return e.Secrets
 }
 
-// ErrNotEphemeral says that a driver's operator has not opened it for ephemeral volumes.
+// ErrNotEphemeral means that a driver's operator has not opened it for ephemeral volumes.
 var ErrNotEphemeral = errcode.FailedPrecondition.New("the driver is not open for ephemeral volumes")
 
 // CheckEphemeral returns ErrNotEphemeral unless workloads of the namespace may have volumes that the driver makes for

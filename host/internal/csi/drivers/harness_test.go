@@ -496,7 +496,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// alive says whether a process runs and is no zombie.
+// alive reports whether a process runs and is no zombie.
 func alive(pid int) bool {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -56,10 +56,9 @@ type instance struct {
 	// healthy, and whether it is too new to be reported as unhealthy.
 	answered, wasHealthy, starting bool
 
-	// Set before start. known: the driver's socket existed once, or must have before the host
-	// started; until then a registered driver has not stopped, it has not started yet. retired: gone
-	// from the configuration, or brought by its plugin no more. unused: retired with no volume mounted
-	// through it, so it need not be started.
+	// Set before start. known: the driver's socket existed once, or must have before the host started; until then a
+	// registered driver has not stopped, it has not started yet. retired: gone from the configuration, or no longer
+	// brought by its plugin. unused: retired with no volume mounted through it, so it need not be started.
 	known, retired, unused bool
 
 	// Set before start: the spec that waits until the driver is not in use, or its process has ended, as superseded

@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// ErrMountFlag says that a volume or workload asks for a mount flag that the driver's operator has not allowed.
+// ErrMountFlag means that a volume or workload asks for a mount flag that the driver's operator has not allowed.
 var ErrMountFlag = errcode.FailedPrecondition.New("mount flag is not allowed")
 
 // harmless are the mount flags that everyone may ask for: they change nothing for other volumes and for the host, and

@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// A driver of which two processes may run side by side (Spec.Overlap) is replaced without a break. Each process listens
-// on a socket of its own, and the endpoint is a link to that of the one that serves. A new program is started next to
+// A driver that may run as two processes side by side (Spec.Overlap) is replaced without a break. Each process listens
+// on a socket of its own, and the endpoint is a link to the serving process's socket. A new program is started next to
 // it, and is asked what the old one was asked. If it answers and has lost nothing, the link is led to it, and the old
 // process is ended after its last call. If not, the new process is ended, and nobody has noticed.
 //
@@ -117,7 +117,7 @@ func (c *conn) ask(ctx context.Context, report func(storage.Fingerprint) error) 
 	return client.Fingerprint(ctx, storage.Driver{ID: i.spec.ID, Endpoint: "unix://" + c.p.Run.Address}, opts, report)
 }
 
-// lostBy lists what a driver has no more with another program. It may get another limit, and more topology.
+// lostBy lists what a driver no longer has with another program. It may get another limit, and more topology.
 func lostBy(was, is storage.Fingerprint) []string {
 	if was.Provider == "" {
 		return nil // it never answered
@@ -162,8 +162,8 @@ func (s Spec) longestCall() time.Duration {
 	return max(s.Timeout("stage"), s.Timeout("unstage"), s.Timeout("publish"), s.Timeout("unpublish"))
 }
 
-// connected says whether somebody is connected to a process's own socket, or that cannot be known. The accepted sockets
-// of a process have the path that it listens on (proc(5), /proc/net/unix).
+// connected reports whether somebody is connected to a process's own socket, or that cannot be known. The accepted
+// sockets of a process have the path that it listens on (proc(5), /proc/net/unix).
 func connected(socket string) bool {
 	f, err := os.Open("/proc/net/unix")
 	if err != nil {

@@ -303,13 +303,13 @@ func (i *instance) serves(p *managed.Process, _ managed.Source) (undo func()) {
 	return func() { i.rec.Good = good }
 }
 
-// onProbation says whether a failure of a program goes back to the one that worked before: it never got healthy, or has
-// ended several times in a row.
+// onProbation reports whether a failure of a program goes back to the one that worked before: it never got healthy, or
+// has ended several times in a row.
 func (i *instance) onProbation(p *managed.Process, _ string, times int) bool {
 	return p == nil || !i.worked() || times >= crashLoop
 }
 
-// stops says whether the process ends with this instance.
+// stops reports whether the process ends with this instance.
 func (i *instance) stops(p *managed.Process) bool {
 	return !errors.Is(context.Cause(i.ctx), errLeave) ||
 		p != nil && !p.Found && !managed.IsConfirmed(i.r.cfg.Confirmed) && !i.inUse()

@@ -29,7 +29,7 @@ func copiesDir(dataDir, key string) string {
 	return filepath.Join(dataDir, "drivers", strings.ReplaceAll(key, "/", "@"))
 }
 
-// runsInPlace says whether a program has to run from its file: it finds other files beside that, as scripts and
+// runsInPlace reports whether a program has to run from its file: it finds other files beside that, as scripts and
 // programs with $ORIGIN in their library path do.
 func runsInPlace(file string) bool {
 	f, err := os.Open(file)
@@ -97,7 +97,7 @@ func (i *programs) choose(_ context.Context, p *managed.Process) (managed.Source
 	return src, nil
 }
 
-// problem says why src is not made of the program's file; empty: it is.
+// problem explains why src is not made of the program's file; empty: it is.
 func (i *programs) problem(file string, src managed.Source, problems []error) string {
 	sum, _ := i.procs.Known(file)
 	why, refused := i.rec.Refused[sum]
@@ -113,7 +113,7 @@ func (i *programs) problem(file string, src managed.Source, problems []error) st
 	}
 }
 
-// servesMounts says whether a process serves file systems in use itself.
+// servesMounts reports whether a process serves file systems in use itself.
 func (i *instance) servesMounts(p *managed.Process) bool {
 	return i.inUse() && process.ServesMounts(p.PID())
 }
@@ -127,7 +127,7 @@ func (i *programs) collect() {
 	}
 }
 
-// worked says whether the process that serves, or served last, has been healthy since it was started or found.
+// worked reports whether the process that serves, or served last, has been healthy since it was started or found.
 func (i *instance) worked() bool {
 	i.r.mu.Lock()
 	defer i.r.mu.Unlock()

@@ -29,13 +29,13 @@ type record struct {
 	Good    string `json:"good,omitempty"`
 }
 
-// runsOtherwise says whether there is a process that cannot serve the spec.
+// runsOtherwise reports whether there is a process that cannot serve the spec.
 func (r record) runsOtherwise(spec Spec) bool {
 	run := r.Current()
 	return run != nil && run.Settings != runs(spec)
 }
 
-// runningAs returns a new spec with the settings of the process that runs, and the names of those that differ.
+// runningAs returns a new spec with the settings of the process that runs, and the names of the settings that differ.
 func (r record) runningAs(spec Spec) (effective Spec, changed []string) {
 	differs := func(name string, is bool) {
 		if is {
@@ -103,8 +103,8 @@ func forget(dataDir, key string) error {
 	return atomicfile.SyncDir(folder)
 }
 
-// loadRecords reads the records of all instances, by key. Those that are damaged are set aside, and their processes are
-// ended, since what they knew is lost: also a driver that was registered.
+// loadRecords reads the records of all instances, by key. Damaged records are set aside, and their processes are ended,
+// since what they knew is lost: also a driver that was registered.
 func loadRecords(dataDir string, log hclog.Logger) (map[string]record, error) {
 	entries, err := os.ReadDir(filepath.Join(dataDir, "csi"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -13,10 +13,10 @@ import (
 // is kept across restarts of the host until it is deregistered or stops. A controller is registered beside the node
 // service of the same id, if there is one.
 //
-// Register waits, up to the health timeout, for the driver's first healthy report, and returns its state. A
-// driver that is unhealthy is registered nevertheless, and its Message says why. ErrInvalid, ErrDeclared and
-// ErrInUse (a new container path while volumes are mounted through the driver) change nothing. If ctx ends
-// first, the driver stays registered, and its state is returned with ctx's error.
+// Register waits, up to the health timeout, for the driver's first healthy report, and returns its state. A driver that
+// is unhealthy is registered nevertheless, and its Message explains why. ErrInvalid, ErrDeclared and ErrInUse (a new
+// container path while volumes are mounted through the driver) change nothing. If ctx ends first, the driver stays
+// registered, and its state is returned with ctx's error.
 func (r *Registry) Register(ctx context.Context, spec Spec) (Driver, error) {
 	spec.Source, spec.Apart = SourceRegistered, spec.Type == TypeController
 	spec = spec.withDefaults(r.cfg.DataDir)

@@ -131,7 +131,7 @@ func TestDeclaredMistakesAreReportedTogether(t *testing.T) {
 	}
 }
 
-// A driver that is registered before it runs is waited for, and its status says why.
+// A driver that is registered before it runs is waited for, and its status explains why.
 func TestRegisterBeforeTheDriverRuns(t *testing.T) {
 	h := open(t, shortDir(t))
 	socket := filepath.Join(h.dataDir, "r.sock")

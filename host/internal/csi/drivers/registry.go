@@ -22,7 +22,7 @@
 //     records it before it runs, and is read before a process is started. Where two may run side by side, it records
 //     both, and which one serves.
 //   - A snapshot (Driver) is never changed, and every change notifies the waiters of Changed.
-//   - Nothing about a driver's volumes is decided here: Config.InUse says which are mounted.
+//   - Nothing about a driver's volumes is decided here: Config.InUse lists the mounted ones.
 //   - Processes outlive a crash of the host. Only Close with stop or after a failed start, a
 //     deregistration, a restart by request, a changed program, or a changed configuration of a driver
 //     that is not in use ends one.

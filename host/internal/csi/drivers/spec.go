@@ -14,7 +14,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 )
 
-// Type says which CSI services of the driver this node uses.
+// Type names the CSI services of the driver that this node uses.
 type Type string
 
 // The types. A monolith has a node service and may have a controller service.
@@ -56,9 +56,9 @@ type Spec struct {
 	Type Type   `json:"type"` // default: monolith
 	// Apart is set for the controller of a driver whose node service, of the same ID, is another process on this node.
 	Apart bool `json:"apart,omitempty"`
-	// Endpoint is the driver's socket on the host, as unix:///path or a bare path;
-	// default: csi.sock in its folder, <data_dir>/csi/<id>, or that of a controller apart, <data_dir>/csi/<id>/controller.
-	// Of SourcePlugin it is what the plugin told, if it told one, and means something to the plugin alone.
+	// Endpoint is the driver's socket on the host, as unix:///path or a bare path; default: csi.sock in its folder,
+	// <data_dir>/csi/<id>, or for a controller apart, <data_dir>/csi/<id>/controller. Of SourcePlugin it is what the
+	// plugin told, if it told one, and means something to the plugin alone.
 	Endpoint string `json:"endpoint"`
 	// Plugin is the storage plugin that the driver is reached through; empty: csi-bridge, or the only one.
 	Plugin string `json:"plugin,omitempty"`
@@ -70,10 +70,10 @@ type Spec struct {
 	Env map[string]string `json:"env,omitempty"`
 	// User, by name or number, runs the command; default: the host's own.
 	User string `json:"user,omitempty"`
-	// Checksum is that of the command's program: "sha256:" and 64 hex digits; empty: any.
+	// Checksum is the checksum of the command's program: "sha256:" and 64 hex digits; empty: any.
 	Checksum string `json:"checksum,omitempty"`
-	// Overlap says that two processes of the driver may run side by side, so that a new program is brought up next to
-	// the old one. Each takes its socket from the command, Env or CSI_ENDPOINT.
+	// Overlap is true if two processes of the driver may run side by side, so that a new program is brought up next to the
+	// old one. Each takes its socket from the command, Env or CSI_ENDPOINT.
 	Overlap bool `json:"overlap,omitempty"`
 	// Limits bound the process together with what it starts, such as processes that serve a FUSE file
 	// system; default: none.
@@ -128,7 +128,7 @@ func (s Spec) withDefaults(dataDir string) Spec {
 	return s
 }
 
-// Timeout is that of one call: "stage", "unstage", "publish" or "unpublish"; any other has DefaultCallTimeout.
+// Timeout bounds one call: "stage", "unstage", "publish" or "unpublish"; any other has DefaultCallTimeout.
 func (s Spec) Timeout(call string) time.Duration {
 	return cmp.Or(map[string]time.Duration{
 		"stage": s.Timeouts.Stage, "unstage": s.Timeouts.Unstage, "publish": s.Timeouts.Publish, "unpublish": s.Timeouts.Unpublish,

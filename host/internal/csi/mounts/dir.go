@@ -169,7 +169,7 @@ func (l Layout) Unmount(path string) error {
 }
 
 // Abort makes all calls to the file system at path fail that wait for its server, and unmounts it unless it is busy
-// (umount2(2), MNT_FORCE). What was not written yet is lost.
+// (umount2(2), MNT_FORCE). Data that was not written yet is lost.
 func (l Layout) Abort(path string) error {
 	dir, rel, err := l.split(path)
 	if err != nil {

@@ -74,7 +74,7 @@ func (u Usage) String() string {
 type Place struct {
 	Target  string
 	Staging string // empty where the driver does not stage
-	// Unexpanded says why what is mounted has not the size that the volume has now; empty: it has.
+	// Unexpanded explains why what is mounted has not the size that the volume has now; empty: it has.
 	Unexpanded string `json:",omitempty"`
 }
 

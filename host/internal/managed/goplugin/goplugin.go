@@ -92,7 +92,7 @@ func connect(ctx context.Context, cfg *goplugin.ClientConfig, run *pluginRunner)
 	return c, nil
 }
 
-// Address is that of the plugin's socket.
+// Address is the address of the plugin's socket.
 func (c *Client) Address() string { return c.run.address }
 
 // Close ends what go-plugin runs for the plugin, which runs on if its process has not ended: go-plugin would ask it to

@@ -39,7 +39,7 @@ func (d *Directory) read(fn func(tx *state.ReadTx) error) error {
 	return d.Cluster.Read(context.Background(), fn)
 }
 
-// Servers are those of raft's configuration.
+// Servers are the servers of raft's configuration.
 func (d *Directory) Servers() ([]string, error) { return d.Cluster.Servers() }
 
 // Changed is closed by the next change of the driver's health, and when ctx ends.

@@ -56,7 +56,7 @@ type Local interface {
 	Leader() bool
 	// Stats say who leads.
 	Stats() cluster.Stats
-	// Voters are the servers of which a majority must answer.
+	// Voters are the servers. A majority of them must answer.
 	Voters() ([]string, error)
 }
 
@@ -67,7 +67,7 @@ type Config struct {
 	Servers func() []Member
 	// Transport sends requests of the API to servers at https:// and Member.Addr.
 	Transport http.RoundTripper
-	// Probe asks a server something that only the leader answers. Its errors are those of Call.There.
+	// Probe asks a server something that only the leader answers. It returns the errors of Call.There.
 	Probe func(ctx context.Context, m Member) error
 }
 
@@ -119,9 +119,9 @@ type Call struct {
 	Timeout time.Duration
 	// Search bounds the search for a leader after the call has failed; 0: only ctx does.
 	Search time.Duration
-	// Once says that There must not be repeated, so the leader is found first.
+	// Once is true if There must not be repeated, so the leader is found first.
 	Once bool
-	// Patient says that the call was waiting for a change, as each node of a cluster does. If the leader is lost, one
+	// Patient is true if the call was waiting for a change, as each node of a cluster does. If the leader is lost, one
 	// server at a time is asked, with longer pauses, so that elections and heartbeats do not wait for thousands of nodes.
 	Patient bool
 }
@@ -130,9 +130,9 @@ type Call struct {
 type NotLeader struct {
 	// Leader is the leader as far as the server knows; empty: it does not know.
 	Leader Member
-	// Uncertain says that the call may have had its effect nevertheless.
+	// Uncertain is true if the call may have had its effect nevertheless.
 	Uncertain bool
-	// Unreached says that the server did not answer at all.
+	// Unreached is true if the server did not answer at all.
 	Unreached bool
 	Err       error
 }

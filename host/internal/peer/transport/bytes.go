@@ -12,8 +12,8 @@ import (
 const (
 	// maxPeerBytes bounds one peer's: 8 of the largest messages.
 	maxPeerBytes = 8 * MaxRequest
-	// maxAllBytes bounds those of all peers. One that holds less than freeBytes is not refused because of others, so
-	// that heartbeats get through.
+	// maxAllBytes bounds the bytes of all peers together. One that holds less than freeBytes is not refused because of
+	// others, so that heartbeats get through.
 	maxAllBytes = 4 * maxPeerBytes
 	freeBytes   = 1 << 20
 	// streamBytes is what a request costs beside its body: its headers, a goroutine, buffers.

@@ -21,7 +21,7 @@ import (
 const (
 	// dialTimeout bounds connecting, including the handshake.
 	dialTimeout = 10 * time.Second
-	// askTimeout is that of Agents: people wait for the answers.
+	// askTimeout bounds the calls of Agents: people wait for the answers.
 	askTimeout = 3 * time.Second
 	// unused is how long a connection without calls is kept.
 	unused = 5 * time.Minute
@@ -51,7 +51,8 @@ type pooled struct {
 	taken time.Time // when Conn last returned it
 }
 
-// NewDialer makes a dialer that shows the agent's certificate. The options are added to those of calls between agents.
+// NewDialer makes a dialer that shows the agent's certificate. The options are added to the options of calls between
+// agents.
 func NewDialer(certs *pki.Certs, options ...grpc.DialOption) *Dialer {
 	d := &Dialer{certs: certs, extra: options, conns: map[target]*pooled{}}
 	d.http = overHTTP(func(ctx context.Context, _, addr string) (net.Conn, error) {

@@ -100,8 +100,8 @@ func addressOf(from net.Addr) (addr netip.Addr) {
 	return addr
 }
 
-// join counts a connection as its peer's until it is closed. Raft has no bound but that of its peer: without it the
-// agent is of no use.
+// join counts a connection as its peer's until it is closed. Raft has no bound but its peer's: without it the agent is
+// of no use.
 func (l *Limits) join(peer pki.Identity, protocol string, conn *countedConn) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -40,7 +40,7 @@ const HandshakeTimeout = 10 * time.Second
 type Config struct {
 	// Addr is the host:port to listen on; port 0: any free one.
 	Addr string
-	// Advertise is the IP address that others dial; empty: that of Addr.
+	// Advertise is the IP address that others dial; empty: Addr's.
 	Advertise string
 	Certs     *pki.Certs
 	Logger    hclog.Logger
@@ -115,7 +115,7 @@ func advertised(bound net.Addr, ip string) (net.Addr, error) {
 // Addr returns the address at which other agents reach the port.
 func (p *Port) Addr() net.Addr { return p.addr }
 
-// Limits are those of the port, for the agent's other listeners.
+// Limits are the port's limits, for the agent's other listeners.
 func (p *Port) Limits() *Limits { return p.limits }
 
 // Raft returns raft's listener, for servers only. Closing it leaves the port open.

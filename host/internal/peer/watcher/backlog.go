@@ -50,7 +50,7 @@ type backlog struct {
 	running      int
 }
 
-// release is that of one volume.
+// release is the release of one volume.
 type release struct {
 	Attempt
 	driver     string
@@ -78,7 +78,7 @@ func newBacklog(ctx context.Context, w *Watcher) *backlog {
 	}
 }
 
-// close waits for the running attempts and starts no more. The context has ended.
+// close waits for the running attempts and starts no others. The context has ended.
 func (b *backlog) close() {
 	b.mu.Lock()
 	b.closed = true

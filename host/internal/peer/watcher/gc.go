@@ -66,9 +66,9 @@ func (w *Watcher) collect(ctx context.Context) {
 	}
 }
 
-// Collect collects garbage once and returns the removed records, or with dryRun those that would be removed.
-// It also releases claims whose workload has ended without the ledger knowing. Garbage that could not be
-// removed because of an error is not returned.
+// Collect collects garbage once and returns the removed records, or with dryRun the records that would be removed. It
+// also releases claims whose workload has ended without the ledger knowing. Garbage that could not be removed because
+// of an error is not returned.
 func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, err error) {
 	now := time.Now()
 	err = w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {

@@ -124,7 +124,7 @@ func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume)
 }
 
 // controllerDetach detaches the volume from the node if a controller may have attached it, and this was its last claim
-// there. Only the claim says whether: a driver whose controllers are gone has attached it all the same.
+// there. Only the claim reports whether: a driver whose controllers are gone has attached it all the same.
 func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
 	if c.AttachedBy == "" {
 		return true, nil

@@ -22,7 +22,7 @@ type Node interface {
 	Owns(ref claim.WorkloadRef) bool
 	// DetachUnknown unmounts what a claim of a workload that the node does not own may have left mounted.
 	DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume) error
-	// Detach stops the workload of a claim and says what it did, or why it could not.
+	// Detach stops the workload of a claim and returns what it did, or why it could not.
 	Detach(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error)
 }
 

@@ -22,10 +22,10 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// ErrAmbiguous says that several plugins are of the requested kind, and none of them is the preferred one.
+// ErrAmbiguous means that several plugins are of the requested kind, and none of them is the preferred one.
 var ErrAmbiguous = errors.New("several plugins of this kind")
 
-// ErrWrongKind says that a plugin is of another kind, or of another version of it.
+// ErrWrongKind means that a plugin is of another kind, or of another version of it.
 var ErrWrongKind = errors.New("the plugin is of another kind")
 
 // Kind says how the plugins of one kind are chosen, called, and named in errors.
@@ -130,8 +130,8 @@ func Do[T any](ctx context.Context, c *Catalog, k Kind[T], name string,
 // maxTries bounds how often a call that ends the plugin each time is tried.
 const maxTries = 4
 
-// candidates returns the plugins that may be used where none is named: the preferred one if it exists, else all of
-// the kind. A plugin's kind is known only once it has come up; unknown says that one has not.
+// candidates returns the plugins that may be used where none is named: the preferred one if it exists, else all of the
+// kind. A plugin's kind is known only once it has come up; unknown is true if one has not.
 func candidates(all []supervisor.Status, kind, preferred string) (found []string, unknown bool) {
 	for _, s := range all {
 		switch {

@@ -26,7 +26,7 @@ type conn struct {
 	ended   <-chan struct{}
 }
 
-// errEnded says that the process ended during the call, or was replaced because of it.
+// errEnded means that the process ended during the call, or was replaced because of it.
 var errEnded = errors.New("the plugin ended")
 
 const (
@@ -98,8 +98,8 @@ func (c *conn) wrap(ctx context.Context, err error) error {
 	return &callError{prefix: c.prefix, err: err, ended: ended}
 }
 
-// hasEnded says whether the call failed because the process ended. The code Unavailable does not prove that, since
-// a driver may be unavailable too.
+// hasEnded reports whether the call failed because the process ended. The code Unavailable does not prove that, since a
+// driver may be unavailable too.
 func (c *conn) hasEnded(ctx context.Context) bool {
 	if g, ok := c.ClientConnInterface.(interface {
 		GetState() connectivity.State

@@ -18,7 +18,7 @@ type Use struct {
 	Kind string
 	// Plugin is the plugin that it names; empty: the preferred one of the kind, or the only one.
 	Plugin string
-	// Brought says that it is a driver which that plugin brings itself.
+	// Brought is true if it is a driver which that plugin brings itself.
 	Brought bool
 	// Optional is set where workloads may never need it.
 	Optional bool
@@ -30,7 +30,7 @@ var preferred = map[string]string{
 	Registration.protocol: Registration.preferred, Bootstrap.protocol: Bootstrap.preferred,
 }
 
-// ErrNotServed says that no plugin can serve a use.
+// ErrNotServed means that no plugin can serve a use.
 var ErrNotServed = errcode.FailedPrecondition.New("no plugin serves it")
 
 // By returns the plugin that serves the use, of those that all lists; empty: none does, or it is not known yet.
@@ -74,8 +74,8 @@ func (u Use) Check(all []supervisor.Status) error {
 	return nil
 }
 
-// Unused says why a plugin serves none of the uses; empty: it serves one, or it is of a kind that serves by itself, or
-// of no kind yet.
+// Unused explains why a plugin serves none of the uses; empty: it serves one, or it is of a kind that serves by itself,
+// or of no kind yet.
 func Unused(p supervisor.Status, all []supervisor.Status, uses []Use) string {
 	if _, chosen := preferred[p.Kind]; !chosen || p.DuplicateOf != "" {
 		return ""

@@ -99,7 +99,7 @@ func (d *Doors) Open(b Backend) {
 	close(d.opened)
 }
 
-// errNoAPI says that a plugin may not call the API.
+// errNoAPI means that a plugin may not call the API.
 var errNoAPI = errcode.PermissionDenied.New("the plugin may not call the API")
 
 // refusals writes errors in the caller's protocol.
@@ -180,10 +180,10 @@ func (d *Doors) secret(ctx context.Context, plugin string, access Access) (strin
 	return secret, err
 }
 
-// errNoServer says that this agent cannot make a token.
+// errNoServer means that this agent cannot make a token.
 var errNoServer = errcode.FailedPrecondition.New("only servers make tokens, and this host is none: write token_file, the path of a token's secret, into the api block")
 
-// gone says whether a token has expired, was deleted, or was lost with a ledger that was restored.
+// gone reports whether a token has expired, was deleted, or was lost with a ledger that was restored.
 func (d *Doors) gone(ctx context.Context, secret string) bool {
 	err := d.backend.Known(ctx, secret)
 	return errors.Is(err, ledger.ErrUnknownToken) || errors.Is(err, ledger.ErrExpired)

@@ -96,7 +96,7 @@ func (s *Services) Close() error {
 	return errors.Join(err, s.sockets.close())
 }
 
-// errNoFrontend says that the configuration of a plugin is for another kind.
+// errNoFrontend means that the configuration of a plugin is for another kind.
 var errNoFrontend = errors.New("its plugin block has listen or api, which are for the kind frontend: take them out")
 
 // Admit refuses a plugin that its configuration takes for a front door, and that is none.

@@ -58,7 +58,7 @@ func (s Socket) permit() error {
 	return trusted.Permit(s.path(), fs.ModeSocket, s.Mode, uid, gid)
 }
 
-// ErrListen says that a listening socket cannot be opened.
+// ErrListen means that a listening socket cannot be opened.
 var ErrListen = errors.New("listen")
 
 // sockets are the listening sockets of all plugins, by plugin. The host keeps them open while it runs, so connections

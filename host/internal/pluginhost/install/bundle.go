@@ -156,12 +156,12 @@ func (i *installation) choose(b *bundle) (best file, err error) {
 // goodName matches the name of a plugin that the agent would run. It becomes part of paths.
 var goodName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`) })
 
-// isNoPlugin says whether a file cannot be a plugin, by its name.
+// isNoPlugin reports whether a file cannot be a plugin, by its name.
 func isNoPlugin(name string) bool {
 	return strings.HasPrefix(name, ".") || signing.IsProof(name) || name == sumsFile || isArchive(name)
 }
 
-// allows says whether a version may be installed. Without a constraint, of several files a pre-release is not.
+// allows reports whether a version may be installed. Without a constraint, of several files a pre-release is not.
 func (i *installation) allows(v *version.Version, files int) bool {
 	switch {
 	case v == nil:
@@ -173,7 +173,7 @@ func (i *installation) allows(v *version.Version, files int) bool {
 	}
 }
 
-// better says whether a file is to be preferred: the higher version, then the one that names its architecture.
+// better reports whether a file is to be preferred: the higher version, then the one that names its architecture.
 func (f file) better(o file) bool {
 	switch {
 	case f.version == nil || o.version == nil:

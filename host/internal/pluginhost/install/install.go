@@ -63,9 +63,9 @@ type Installed struct {
 	SHA256  string `json:"sha256"`
 	Path    string `json:"path"`
 	Signed  bool   `json:"signed"` // by one of the keys
-	// New says that it was not there before.
+	// New is true if it was not there before.
 	New bool `json:"new"`
-	// Remembered says that an upgrade finds newer versions at the source.
+	// Remembered is true if an upgrade finds newer versions at the source.
 	Remembered bool `json:"remembered"`
 }
 
@@ -309,7 +309,7 @@ func (i *installation) place(staged string, proof signing.Proof, got *Installed)
 	return atomicfile.SyncDir(i.Dir)
 }
 
-// isInstalled says whether an upgrade to a version is none.
+// isInstalled reports whether an upgrade to a version is none.
 func (i *installation) isInstalled(v *version.Version) bool {
 	return i.above != nil && v.Compare(i.above) <= 0
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrCanary says that there is no canary where one is needed, that there is one where none may be, or that none can
-// be started.
+// ErrCanary means that there is no canary where one is needed, that there is one where none may be, or that none can be
+// started.
 var ErrCanary = errcode.FailedPrecondition.New("canary")
 
 // canary is a generation that gets a part of the calls while another one serves.
@@ -32,7 +32,7 @@ type canary struct {
 	watching sync.WaitGroup
 }
 
-// takes says whether the next call goes to the canary. A pattern of the calls must not decide which of them do.
+// takes reports whether the next call goes to the canary. A pattern of the calls must not decide which of them do.
 func (c *canary) takes() bool { return rand.IntN(100) < c.share }
 
 // canaryReason is why the binary of a canary is refused. It is the reason for the next host too, which goes on with

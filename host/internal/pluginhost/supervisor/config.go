@@ -110,7 +110,7 @@ type Plugin struct {
 	// Group that the plugin runs as. Default: the user's.
 	Group  string
 	Limits Limits
-	// Door says that it is configured as a front door, and Listen are its listening sockets: another process is started
+	// Door is true if it is configured as a front door, and Listen are its listening sockets: another process is started
 	// when they change.
 	Door   bool
 	Listen []Socket

@@ -84,7 +84,7 @@ func (g *generation) drainedIn(ctx context.Context, timeout time.Duration) bool 
 // answerAfter is how long a generation drains before it is asked whether it hangs.
 const answerAfter = time.Second
 
-// answers says whether the process answers a call that does nothing, within timeout.
+// answers reports whether the process answers a call that does nothing, within timeout.
 func (g *generation) answers(ctx context.Context, timeout time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -46,7 +46,7 @@ func (i *instance) chooseNext(ctx context.Context, p *managed.Process) (managed.
 	return src, err
 }
 
-// same says whether a process runs a binary, with the instance's settings.
+// same reports whether a process runs a binary, with the instance's settings.
 func (i *instance) same(p *managed.Process, src managed.Source) bool {
 	return src.SHA256 == p.Run.SHA256 && (p.Run.Settings == i.settingsDigest() || i.unfit[src.SHA256])
 }
@@ -93,7 +93,7 @@ func (i *instance) serves(p *managed.Process, src managed.Source) (undo func()) 
 	return func() { i.rec.Settings = was }
 }
 
-// onProbation says whether a generation took over so recently that a failure goes back to the copy before it: until
+// onProbation reports whether a generation took over so recently that a failure goes back to the copy before it: until
 // the window has passed and it has answered some calls, but at most ten times the window.
 func (i *instance) onProbation(p *managed.Process, sha string, _ int) bool {
 	if p == nil || p.Run.TookOver.IsZero() || i.rec.Pinned == sha && p.Run.PinnedBefore == "" {
@@ -113,7 +113,7 @@ func (i *instance) startFailed(src managed.Source, err error) bool {
 	return true
 }
 
-// stops says whether the process ends with this instance.
+// stops reports whether the process ends with this instance.
 func (i *instance) stops(p *managed.Process) bool {
 	if !managed.IsConfirmed(i.sup.cfg.Confirmed) {
 		return p != nil && !p.Found

@@ -84,7 +84,7 @@ func (i *instance) holds(identity string) {
 	i.mu.Unlock()
 }
 
-// rivals returns the plugin that has an identity and is preferred to i and to all others. unsure says that one is
+// rivals returns the plugin that has an identity and is preferred to i and to all others. unsure is true if one is
 // starting which may turn out to have it.
 func (s *Supervisor) rivals(i *instance, identity string) (rival *instance, unsure bool) {
 	s.imu.RLock()

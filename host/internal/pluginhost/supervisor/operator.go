@@ -16,11 +16,11 @@ import (
 
 // Errors of an operator's requests.
 var (
-	// ErrNoSwap says that the binary that should run runs already.
+	// ErrNoSwap means that the binary that should run runs already.
 	ErrNoSwap = errcode.FailedPrecondition.New("nothing to swap to")
-	// ErrNoCopy says that the requested copy is not kept.
+	// ErrNoCopy means that the requested copy is not kept.
 	ErrNoCopy = errcode.FailedPrecondition.New("no such copy of the plugin")
-	// ErrPinned says that an operator has pinned the plugin to one copy.
+	// ErrPinned means that an operator has pinned the plugin to one copy.
 	ErrPinned = errcode.FailedPrecondition.New("the plugin is pinned")
 )
 

@@ -80,8 +80,8 @@ const (
 	provenBy = 20
 )
 
-// IsFailure says whether an error is one of the plugin's own, rather than an answer to what was asked of it: Internal,
-// as of a panic, Unknown, DeadlineExceeded or Unimplemented.
+// IsFailure reports whether an error is one of the plugin's own, rather than an answer to what was asked of it:
+// Internal, as of a panic, Unknown, DeadlineExceeded or Unimplemented.
 func IsFailure(err error) bool {
 	switch status.Code(err) {
 	case codes.Internal, codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented:
@@ -137,7 +137,7 @@ func (o *outcomes) end(f *flight) {
 	delete(o.flying, f)
 }
 
-// hadTime says whether a call that its caller has given up had the time that it takes in the generation before. Else
+// hadTime reports whether a call that its caller has given up had the time that it takes in the generation before. Else
 // its failure says nothing: as a repeated one, it had only what another process has left.
 func (o *outcomes) hadTime(ctx context.Context, f *flight) bool {
 	o.mu.Lock()
@@ -169,7 +169,7 @@ func (o *outcomes) hanging() string {
 }
 
 // add counts a call. If it failed and is one of those for which the generation may be replaced, add returns a channel
-// that is closed when that is decided; again says that it failed in a canary, and may be repeated at once.
+// that is closed when that is decided; again is true if it failed in a canary, and may be repeated at once.
 func (o *outcomes) add(f *flight, err error) (judged <-chan struct{}, again bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -293,7 +293,7 @@ func (o *outcomes) answered() (calls, failed int) {
 	return o.calls, failed
 }
 
-// ErrReplaced says that a call failed or was given up and that another generation serves, because this one failed too
+// ErrReplaced means that a call failed or was given up and that another generation serves, because this one failed too
 // many calls, took too long, or is a canary: the call may be repeated. It is wrapped around the error of the call.
 var ErrReplaced = errors.New("another process of the plugin serves")
 

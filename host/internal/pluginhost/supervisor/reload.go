@@ -80,7 +80,7 @@ func (s *Supervisor) known(name string) *instance {
 	return i
 }
 
-// errNotAllowed says that a configuration does not allow what serves, and that there is nothing else.
+// errNotAllowed means that a configuration does not allow what serves, and that there is nothing else.
 var errNotAllowed = errors.New("the configuration is not taken over")
 
 // reload takes over a configuration. Binaries that were refused are tried again if it may allow them now.

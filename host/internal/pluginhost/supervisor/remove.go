@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrHasFile says that a plugin cannot be removed because its file is in the plugin directory.
+// ErrHasFile means that a plugin cannot be removed because its file is in the plugin directory.
 var ErrHasFile = errcode.FailedPrecondition.New("the plugin has a file")
 
 // Remove ends a plugin whose file is gone, and forgets its copies, versions and pin. Errors: ErrUnknown; ErrHasFile;

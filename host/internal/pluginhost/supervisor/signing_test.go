@@ -58,7 +58,7 @@ func (w *world) sign(a author, file string) {
 	w.must(os.WriteFile(w.path(file)+signing.SignatureEnd, a.sign(data, file), 0o644))
 }
 
-// A plugin without a valid signature is not started, the status says why, and the right signature mends it at once.
+// A plugin without a valid signature is not started, the status explains why, and the right signature mends it at once.
 func TestUnsignedIsNotStarted(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newAuthor(t), newAuthor(t)

@@ -13,11 +13,11 @@ import (
 
 // The errors of Acquire.
 var (
-	// ErrUnknown says that the plugin is neither in the plugin directory nor in the configuration.
+	// ErrUnknown means that the plugin is neither in the plugin directory nor in the configuration.
 	ErrUnknown = errcode.NotFound.New("no such plugin")
-	// ErrUnavailable says that the plugin did not come up before the caller's context ended.
+	// ErrUnavailable means that the plugin did not come up before the caller's context ended.
 	ErrUnavailable = errors.New("plugin is not available")
-	// ErrClosed says that the supervisor is closed.
+	// ErrClosed means that the supervisor is closed.
 	ErrClosed = errcode.Unavailable.New("the plugin supervisor is closed")
 )
 
@@ -64,9 +64,9 @@ type Status struct {
 	FileProblem string
 	// Mend is the command that mends FileProblem or, while there is no process, LastError; empty: no single one does.
 	Mend string
-	// Missing says that it is configured, and has neither an executable file nor a process.
+	// Missing is true if it is configured, and has neither an executable file nor a process.
 	Missing bool
-	// ConfigProblem says why a changed configuration is not used, but the one before it; empty: it is used.
+	// ConfigProblem explains why a changed configuration is not used, but the one before it; empty: it is used.
 	ConfigProblem string
 	// DebuggedAt is the socket of the process that gets its calls, which its author debugs; empty: none.
 	DebuggedAt string

@@ -208,7 +208,7 @@ func (s *Supervisor) Close() error {
 	return nil
 }
 
-// StopWithHost says whether Close stops the plugins, whatever the configuration says; else the next host finds them.
+// StopWithHost reports whether Close stops the plugins, whatever the configuration says; else the next host finds them.
 func (s *Supervisor) StopWithHost(stop bool) { s.stops.Store(stop) }
 
 // Handle is an acquired generation of a plugin.

@@ -282,8 +282,8 @@ func TestOperatorRequests(t *testing.T) {
 	w.settled(s)
 }
 
-// A swap of a plugin that is down waits until it serves, or says why it does not. With a checksum it tries only that
-// binary again, and nothing else that was refused.
+// A swap of a plugin that is down waits until it serves, or explains why it does not. With a checksum it tries only
+// that binary again, and nothing else that was refused.
 func TestSwapToOneBinary(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

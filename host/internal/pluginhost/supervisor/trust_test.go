@@ -168,7 +168,7 @@ func TestHalfAFileIsNotStarted(t *testing.T) {
 	}
 }
 
-// A script has no headers that say whether it is complete. It is run when nobody writes it any more.
+// A script has no headers that report whether it is complete. It is run when nobody writes it any more.
 func TestAScriptIsAPlugin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

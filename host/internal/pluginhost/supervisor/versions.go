@@ -19,7 +19,7 @@ type Version struct {
 	Kept    bool      // the host has a copy that served
 	Refused string    // why it is not tried again; empty: it is not refused
 	File    string    // its file in the plugin directory; empty: none
-	// Waits says that it would run if the plugin were not pinned to another one.
+	// Waits is true if it would run if the plugin were not pinned to another one.
 	Waits bool
 }
 

@@ -49,11 +49,11 @@ type Event struct {
 	Details map[string]string
 }
 
-// Filter says which events are wanted; its zero value: all.
+// Filter selects events; its zero value: all.
 type Filter struct {
 	// Since leaves out the events of before; zero: none.
 	Since time.Time
-	// Topics are those of the events; empty: all.
+	// Topics are the topics of the events; empty: all.
 	Topics []string
 }
 

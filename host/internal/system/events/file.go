@@ -66,7 +66,7 @@ func (b *Bus) Keep(ctx context.Context, path string, failed func(error)) {
 	}
 }
 
-// keeper appends to a file. When the file has become long, or was not written, it is made anew.
+// keeper appends to a file. When the file has become long, or was not written, it is rewritten.
 type keeper struct {
 	bus   *Bus
 	path  string
@@ -88,7 +88,7 @@ func (k *keeper) write(e Event) error {
 	return nil
 }
 
-// anew writes all that the bus has.
+// anew rewrites the file with all events of the bus.
 func (k *keeper) anew() error {
 	k.close()
 	var text bytes.Buffer

@@ -1,5 +1,5 @@
-// Package filewatch tells when files change. All watches of the process share one inotify instance, of which a user
-// has few (inotify(7), max_user_instances).
+// Package filewatch tells when files change. All watches of the process share one inotify instance. A user has few
+// (inotify(7), max_user_instances).
 package filewatch
 
 import (

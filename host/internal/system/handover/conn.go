@@ -66,7 +66,7 @@ func Track(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// Uncount says that Hold need not wait for the answer.
+// Uncount lets Hold end without waiting for the answer.
 func (c *Conn) Uncount() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -32,7 +32,7 @@ type Hello struct {
 	Ledger int `json:"ledger"`
 }
 
-// report is what a program says that is tried, a line of JSON each.
+// report is a line of JSON from a program that is tried.
 type report struct {
 	Hello *Hello `json:"hello,omitempty"`
 	Up    bool   `json:"up,omitempty"`
@@ -70,7 +70,7 @@ func (i *Inheritance) Begin(ctx context.Context, h Hello) error {
 	}
 }
 
-// Up says that this program has come up.
+// Up reports that this program has come up.
 func (i *Inheritance) Up() error { return json.NewEncoder(i.trial.to).Encode(report{Up: true}) }
 
 // Successor is a program that is tried.

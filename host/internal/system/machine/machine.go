@@ -1,4 +1,4 @@
-// Package machine says which machine a program is for. It reads files, and runs nothing.
+// Package machine finds out which machine a program is for. It reads files, and runs nothing.
 package machine
 
 import (

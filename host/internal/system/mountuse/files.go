@@ -201,7 +201,7 @@ func (sc *Scene) mapped(dir string) (path, why string) {
 	}
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		// ADDRESS PERMISSIONS OFFSET MAJOR:MINOR INODE PATH. What has no device is no file.
+		// ADDRESS PERMISSIONS OFFSET MAJOR:MINOR INODE PATH. A mapping without a device is no file.
 		fields := strings.SplitN(lines.Text(), " ", 6)
 		if len(fields) < 6 || fields[3] == "00:00" || !sc.watched[deviceNumber(fields[3], 16)] {
 			continue

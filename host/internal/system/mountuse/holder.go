@@ -29,7 +29,7 @@ type Holder struct {
 	Path     string // where the copy is, as the process sees it
 	ReadOnly bool
 	Nobody   bool // the namespace has no process, a descriptor or a bind holds it, and something has the copy busy
-	// Only says that it cannot be a copy of another mount of the same volume: there was none when it was made.
+	// Only is true if it cannot be a copy of another mount of the same volume: there was none when it was made.
 	Only bool
 }
 
@@ -91,7 +91,7 @@ func Left(v Volume) ([]Holder, error) {
 	return append(s.given(), s.unmountStrays()...), err
 }
 
-// Open finds the processes that have a file of a volume open, or mapped, through a mount that there is no more.
+// Open finds the processes that have a file of a volume open, or mapped, through a mount that no longer exists.
 func Open(v Volume) ([]User, error) {
 	if v.Was == nil || v.Was.over() {
 		return nil, nil

@@ -50,7 +50,7 @@ type Original struct {
 	Was  *Identity // as it was seen there; nil: it is not known
 }
 
-// gone is an original of which nothing is mounted at its path any more: its copies and its users may be left.
+// gone is an original that is no longer mounted at its path: its copies and its users may be left.
 type gone struct {
 	path   string
 	was    *mountinfo.Info
@@ -83,7 +83,7 @@ type Copy struct {
 // Origin is where a copy comes from.
 type Origin struct {
 	Path string // the scene's path
-	// Layer says that it is another file system, which lies on the place's: an overlay, or one on a block device.
+	// Layer is true if it is another file system, which lies on the place's: an overlay, or one on a block device.
 	Layer bool
 }
 

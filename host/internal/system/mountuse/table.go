@@ -62,8 +62,8 @@ type Identity struct {
 	FSType string `json:"fs_type"`
 	Source string `json:"source"`
 	Root   string `json:"root"` // the directory or file of the file system that is mounted
-	// Unique is the mount's number, higher than that of each mount before it in this boot (statx(2),
-	// STATX_MNT_ID_UNIQUE). 0: the kernel is older than 6.8, or it is not known.
+	// Unique is the mount's number, higher than each earlier mount's in this boot (statx(2), STATX_MNT_ID_UNIQUE). 0: the
+	// kernel is older than 6.8, or it is not known.
 	Unique uint64 `json:"unique,omitempty"`
 	// Disk is the block device that it is mounted from, or that is bound there; nil: there is none, or it is not known.
 	Disk *Disk `json:"disk,omitempty"`

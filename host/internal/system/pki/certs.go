@@ -32,7 +32,7 @@ type Files struct {
 	CAKey string
 }
 
-// Renews reports whether the agent has its certificate signed anew before it expires.
+// Renews reports whether the agent has its certificate renewed before it expires.
 func (f Files) Renews() bool { return f.Cert == f.Key }
 
 func (f Files) all() [3]string { return [3]string{f.CA, f.Cert, f.Key} }
@@ -276,7 +276,7 @@ func verify(cert tls.Certificate, roots *x509.CertPool, id Identity) error {
 type Description struct {
 	// Identity is empty for an authority's.
 	Identity Identity
-	// Authority says that it is an authority's certificate.
+	// Authority is true if it is an authority's certificate.
 	Authority bool
 	Subject   string
 	Issuer    string

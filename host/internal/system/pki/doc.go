@@ -1,9 +1,8 @@
-// Package pki is the identity of hosts: certificates that say who an agent is and what it may do, how they are
-// created, and how they are reloaded while in use.
+// Package pki is the identity of hosts: certificates with an agent's name and role, how they are created, and how they
+// are reloaded while in use.
 //
-// A certificate has one URI pannier://<datacenter>/<role>/<name> and the DNS name <role>.<datacenter>.pannier among
-// its alternative names (RFC 5280, section 4.2.1.6). The URI says who the holder is; the caller of a server checks the
-// DNS name.
+// A certificate has one URI pannier://<datacenter>/<role>/<name> and the DNS name <role>.<datacenter>.pannier among its
+// alternative names (RFC 5280, section 4.2.1.6). The URI is the holder; the caller of a server checks the DNS name.
 //
 // What stays true:
 //

@@ -28,7 +28,7 @@ var roles = []Role{Server, Node, CLI}
 
 // Identity is what a certificate says about its holder.
 type Identity struct {
-	// Name is the agent's; for a CLI, that of the certificate's holder.
+	// Name is the agent's; for a CLI, the certificate's holder's.
 	Name string
 	Role Role
 	// DC is the datacenter.
@@ -43,7 +43,7 @@ func (id Identity) URI() *url.URL {
 	return &url.URL{Scheme: scheme, Host: id.DC, Path: "/" + string(id.Role) + "/" + id.Name}
 }
 
-// DNSName returns the alternative name that callers check: that of the role.
+// DNSName returns the alternative name that callers check: the role's.
 func (id Identity) DNSName() string { return string(id.Role) + "." + id.DC + "." + scheme }
 
 // String is the URI.
@@ -65,7 +65,7 @@ func (id Identity) check() error {
 	return nil
 }
 
-// ErrNoIdentity says that a certificate has no identity, or not exactly in the form that it must have.
+// ErrNoIdentity means that a certificate has no identity, or not exactly in the form that it must have.
 var ErrNoIdentity = errors.New("the certificate names no host of Pannier")
 
 // IdentityOf reads the identity of a certificate's holder. It does not check who signed it. The error is

@@ -71,7 +71,7 @@ func (c *Certs) Client(role Role, name string, protocols ...string) *tls.Config 
 	}
 }
 
-// ErrNoCertificate says that the other end of a connection showed no certificate.
+// ErrNoCertificate means that the other end of a connection showed no certificate.
 var ErrNoCertificate = errors.New("no certificate was shown")
 
 // PeerOf returns who is at the other end of a connection whose certificates TLS has verified. The error is

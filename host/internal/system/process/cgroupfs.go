@@ -24,7 +24,7 @@ const hostCgroup = "pannier-agent"
 type cgroupParents struct {
 	unified string // the directory in cgroup v2; empty: none
 	pids    string // the one in the pids hierarchy of cgroup v1; empty: none
-	// lack says which limits control groups cannot enforce, and why; nil: they enforce all.
+	// lack names the limits that control groups cannot enforce, with the reason; nil: they enforce all.
 	lack error
 }
 
@@ -47,7 +47,7 @@ var parents = sync.OnceValue(func() cgroupParents {
 const unused = time.Minute
 
 // sweepCgroups removes the groups of processes that ended while no host was running, such as those that die with their
-// host. The kernel keeps those that are in use.
+// host. The kernel keeps groups that are in use.
 func sweepCgroups(parent string, now time.Time) {
 	if parent == "" {
 		return
@@ -63,8 +63,8 @@ func sweepCgroups(parent string, now time.Time) {
 	}
 }
 
-// Unlimited says which of Limits no control group enforces on this machine, and why. The host can then only watch
-// Usage.
+// Unlimited names the Limits that no control group enforces on this machine, with the reason. The host can then only
+// watch Usage.
 func Unlimited() error { return parents().lack }
 
 // findParents reads /proc/self/mountinfo and /proc/self/cgroup (cgroups(7)).

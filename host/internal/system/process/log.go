@@ -32,7 +32,7 @@ const (
 	readAtOnce, readBuffer = 1 << 20, 4 << 10
 	// tailInterval is the least time between two reads of the log.
 	tailInterval = 100 * time.Millisecond
-	// floodInterval is that of a log which has just been emptied since its process prints too fast.
+	// floodInterval is the interval for a log that has just been emptied because its process prints too fast.
 	floodInterval = 5 * time.Millisecond
 )
 
@@ -272,7 +272,7 @@ const (
 	maxLastWords = 512
 )
 
-// reason begins the line in which a program says why it ends, before its stack: of Go and Python.
+// reason begins the line in which a program explains why it ends, before its stack: of Go and Python.
 var reason = regexp.MustCompile(`(?m)^(panic|fatal error|[A-Za-z_.]+(Error|Exception)): .*$`)
 
 // usage begins the list of a program's flags, which follows the line that says what is wrong with them; a complaint
@@ -291,7 +291,7 @@ func LogSize(path string) int64 {
 	return info.Size()
 }
 
-// LastWords returns the last complaint in a log after its first bytes: the line that says why a program ended, if a
+// LastWords returns the last complaint in a log after its first bytes: the line that explains why a program ended, if a
 // stack follows that, or else the last line before its usage. Empty: it printed nothing, the last line is ordinary
 // logging, or the log cannot be read.
 func LastWords(path string, after int64) string {

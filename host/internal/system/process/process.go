@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// ErrGone says that the process of a Ref does not run any more, or never did.
+// ErrGone means that the process of a Ref does not run any more, or never did.
 var ErrGone = errors.New("the process is gone")
 
 // Spec is a program to run.
@@ -355,7 +355,7 @@ func (p *Process) PID() int { return p.ref.PID }
 // Done is closed when the process has ended, even if another process started it.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Exit says how the process ended. It is valid once Done is closed.
+// Exit is how the process ended. It is valid once Done is closed.
 func (p *Process) Exit() string {
 	select {
 	case <-p.done:

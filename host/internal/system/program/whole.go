@@ -14,7 +14,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/machine"
 )
 
-// ErrWriting says that another process has a file open for writing, or changed it while it was read.
+// ErrWriting means that another process has a file open for writing, or changed it while it was read.
 var ErrWriting = errors.New("it is still being written")
 
 // checkWritten returns ErrWriting if a process has the file open for writing. On file systems that cannot tell, it

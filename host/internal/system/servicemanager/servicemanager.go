@@ -93,7 +93,7 @@ func (m *Manager) Tell(states ...string) (err error) {
 	return nil
 }
 
-// Reloading says that the configuration is read again, until Ready.
+// Reloading reports that the configuration is read again, until Ready.
 func (m *Manager) Reloading() error {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

@@ -36,7 +36,7 @@ type Policy struct {
 	Required bool
 }
 
-// ErrSignature says that a binary has no signature of a key that this host trusts.
+// ErrSignature means that a binary has no signature of a key that this host trusts.
 var ErrSignature = errors.New("no valid signature")
 
 // Check returns ErrSignature with the reason unless a key of the policy has signed the binary, as the plugin called

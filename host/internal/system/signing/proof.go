@@ -22,7 +22,7 @@ const (
 	SumsEnd      = ".SHA256SUMS" // what is signed, if that is not the binary itself
 )
 
-// IsProof says whether a file's name is that of a part of a proof rather than of a binary.
+// IsProof reports whether a file's name belongs to a part of a proof rather than to a binary.
 func IsProof(file string) bool {
 	return strings.HasSuffix(file, SignatureEnd) || strings.HasSuffix(file, SumsEnd)
 }
@@ -39,7 +39,7 @@ type Proof struct {
 	Sums      []byte // a SHA256SUMS; nil: the binary itself is signed
 }
 
-// Equal says whether two proofs are the same bytes.
+// Equal reports whether two proofs are the same bytes.
 func (p Proof) Equal(o Proof) bool {
 	return bytes.Equal(p.Signature, o.Signature) && bytes.Equal(p.Sums, o.Sums)
 }
@@ -113,7 +113,7 @@ func ParseSums(text []byte) (sums []Sum, err error) {
 			continue
 		}
 		sum, file, ok := strings.Cut(line, " ")
-		// The second character says whether it was read as text or, by *, in binary mode.
+		// The second character reports whether it was read as text or, by *, in binary mode.
 		_, notHex := hex.DecodeString(sum)
 		if notHex != nil || !ok || len(sum) != 64 || len(file) < 2 || file[0] != ' ' && file[0] != '*' {
 			return nil, fmt.Errorf("SHA256SUMS: %.100q is not a line of sha256sum", line)

@@ -47,7 +47,7 @@ const (
 // scope names this program as what records spans.
 const scope = "github.com/pannier/pannier/host"
 
-// Config says who records, and where spans go.
+// Config has the recorder's identity and the spans' destination.
 type Config struct {
 	Program, Version string
 	// Node is the name of the agent; empty: this is none.
@@ -115,7 +115,7 @@ func (t *Tracer) of(program ...attribute.KeyValue) *resource.Resource {
 	return merged
 }
 
-// Record exports spans that a plugin has recorded, and whose texts are cut. Those that are not valid are dropped.
+// Record exports spans that a plugin has recorded, and whose texts are cut. Invalid spans are dropped.
 func (t *Tracer) Record(plugin string, spans []*pluginv1.Span) {
 	if t == nil {
 		return

@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrTooFew says that this node has too few of the requested devices, or too few that are free and healthy. The
+// ErrTooFew means that this node has too few of the requested devices, or too few that are free and healthy. The
 // message lists who has them.
 var ErrTooFew = errcode.FailedPrecondition.New("too few devices")
 
@@ -29,7 +29,7 @@ type Given struct {
 	Group   string `json:"group"`   // VENDOR/TYPE/NAME
 }
 
-// matches says whether a name selects a group.
+// matches reports whether a name selects a group.
 func matches(name string, g Group) bool {
 	switch parts := strings.SplitN(name, "/", 3); len(parts) {
 	case 1:
@@ -65,7 +65,7 @@ func (r *Registry) Pick(ctx context.Context, holder claim.WorkloadRef, want []Re
 	}
 }
 
-// Check says why Pick would fail or wait now for a workload of a namespace: ErrTooFew. It takes nothing.
+// Check explains why Pick would fail or wait now for a workload of a namespace: ErrTooFew. It takes nothing.
 func (r *Registry) Check(namespace string, want []Request) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

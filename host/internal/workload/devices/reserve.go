@@ -54,7 +54,7 @@ func (r *Registry) Reserve(ctx context.Context, given []Given) (device.Reservati
 type Sample struct {
 	Plugin  string
 	Devices []device.Stats
-	// Err says why there are no statistics; nil if the plugin does not support them.
+	// Err explains why there are no statistics; nil if the plugin does not support them.
 	Err error
 }
 

@@ -89,12 +89,12 @@ func (r *Registry) watch(ctx context.Context, plugin string) {
 }
 
 var (
-	// errSilent says that the plugin runs but has reported nothing.
+	// errSilent means that the plugin runs but has reported nothing.
 	errSilent = errors.New("it has not reported its devices")
 	errWrong  = errors.New("its report of its devices is invalid")
 )
 
-// fingerprint runs one stream with one process of the plugin. heard says whether anything was reported.
+// fingerprint runs one stream with one process of the plugin. heard reports whether anything was reported.
 func (r *Registry) fingerprint(ctx context.Context, plugin string) (heard bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

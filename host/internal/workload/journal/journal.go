@@ -245,7 +245,7 @@ func (l badgerLog) Warningf(f string, a ...any) { l.log.Warn(fmt.Sprintf(f, a...
 func (l badgerLog) Infof(f string, a ...any)    { l.log.Trace(fmt.Sprintf(f, a...)) }
 func (l badgerLog) Debugf(f string, a ...any)   { l.log.Trace(fmt.Sprintf(f, a...)) }
 
-// ErrDiskFull says that the journal's disk is nearly full. Nothing was written.
+// ErrDiskFull means that the journal's disk is nearly full. Nothing was written.
 var ErrDiskFull = errcode.ResourceExhausted.New("the journal's disk is nearly full")
 
 // needed is the free space, in bytes, below which nothing is written. Badger writes through memory maps of sparse

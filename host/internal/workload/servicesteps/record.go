@@ -37,11 +37,11 @@ type Record struct {
 
 	// Digests of the files that were written last; empty: none.
 	TokenSum string `json:"token_sum,omitempty"`
-	// BootstrapSums are those of the bootstrap and the files that it names, by their names.
+	// BootstrapSums are the checksums of the bootstrap and the files that it names, by their names.
 	BootstrapSums map[string]string `json:"bootstrap_sums,omitempty"`
 	// Remake counts the changes after which the bootstrap is to be made again; 0: none.
 	Remake int `json:"remake,omitempty"`
-	// ProxyDigest is that of the proxy's configuration in Consul which the host knows; empty: none yet.
+	// ProxyDigest is the digest of the proxy's configuration in Consul that the host knows; empty: none yet.
 	ProxyDigest string `json:"proxy_digest,omitempty"`
 }
 

@@ -214,7 +214,7 @@ func SameJSON(a, b any) bool {
 	return errX == nil && errY == nil && (bytes.Equal(x, y) || empty(x) && empty(y))
 }
 
-// administered says that the proxy has an admin API on a socket.
+// administered is true if the proxy has an admin API on a socket.
 func (s *Service) administered() bool {
 	return s.proxied && s.AdminPort == 0 && s.Service.Connect.Admin != service.AdminNone
 }

@@ -61,7 +61,7 @@ func (s *Steps) Resolve(ref claim.WorkloadRef, services []service.Service, canar
 	return out, errors.Join(errs...)
 }
 
-// asCanary replaces the service's tags and meta by those of a canary, where it has any.
+// asCanary replaces the service's tags and meta by the canary's, where it has any.
 func asCanary(s *service.Service) {
 	if len(s.CanaryTags) > 0 {
 		s.Tags = s.CanaryTags
@@ -115,7 +115,7 @@ func labelledPorts(s *service.Service) (all []labelledPort) {
 	return all
 }
 
-// number is that of a resolved port; 0: none.
+// number is the number of a resolved port; 0: none.
 func number(port string) int {
 	n, err := strconv.Atoi(port)
 	if err != nil {

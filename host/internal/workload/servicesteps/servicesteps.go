@@ -44,8 +44,8 @@ type Tokens interface {
 	// may be repeated; a token that was minted comes back as it is. No secret: Consul has ACLs
 	// disabled, and the service needs no token.
 	Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error)
-	// Read reads t from this node's Consul agent by its secret. NotFound: the agent does not know
-	// it, or not yet. Internal: the secret is that of another token.
+	// Read reads t from this node's Consul agent by its secret. NotFound: the agent does not know it, or not yet.
+	// Internal: the secret is another token's.
 	Read(ctx context.Context, t claim.Token, secret string) error
 	// Revoke ends a token and removes its record once Consul has confirmed that it is gone. An
 	// unknown token is success. secret may be empty for a minted token.
@@ -69,9 +69,9 @@ type Services interface {
 	// SetIntentions makes Consul allow callers of the service what the instance asks for; without intentions, what
 	// it has asked for before is taken back. Register does the former itself.
 	SetIntentions(ctx context.Context, consul string, i registration.Instance) error
-	// Bootstrap makes the file that a service's proxy is started with, and those that it names.
+	// Bootstrap makes the file that a service's proxy is started with, and the files that it names.
 	Bootstrap(ctx context.Context, consul string, req bootstrap.Request) (bootstrap.Result, error)
-	// Changed says that the instances of this node (workload.Manager.Instances) have changed.
+	// Changed is called after a change of this node's instances (workload.Manager.Instances).
 	Changed()
 }
 
@@ -104,7 +104,7 @@ type Limits struct {
 	Ready   time.Duration // that a proxy may be away
 }
 
-// DefaultLimits are those of a host.
+// DefaultLimits are a host's limits.
 var DefaultLimits = Limits{
 	Register:  2 * time.Minute,
 	Identity:  5 * time.Minute,
@@ -177,7 +177,7 @@ func New(w step.Workload, uid int, records []*Record) (all []*Service) {
 // Identified reports that the service has a token: it is native, has a sidecar, is a gateway, or only an identity.
 func (s *Service) Identified() bool { return s.identified }
 
-// Registers says whether the service is registered in Consul; else it is only an identity.
+// Registers reports whether the service is registered in Consul; else it is only an identity.
 func (s *Service) Registers() bool { return s.registers }
 
 // Proxied reports that the service has a sidecar or is a gateway: it has a bootstrap.
@@ -222,7 +222,7 @@ type Status struct {
 	AdminSocket, ReadySocket string
 	// Upstreams are where its sidecar listens for the program, IP:PORT or unix:///PATH, by the destination's name.
 	Upstreams map[string]string
-	// Message says what keeps it from being in order: a renewal or a registration that fails, a proxy that is not ready.
+	// Message is what keeps it from being in order: a renewal or a registration that fails, a proxy that is not ready.
 	Message string
 	Proxy   ProxyStatus
 }

@@ -33,8 +33,8 @@ type Spec struct {
 	Sidecars []Sidecar `json:"sidecars,omitempty"`
 	// Devices that this workload has to itself while it runs.
 	Devices []DeviceRequest `json:"devices,omitempty"`
-	// After are the workloads of which nothing may be left, on whichever node they ran, before this
-	// one takes anything. Those in Replaces are also asked to stop.
+	// After are the workloads that must have left nothing, on whichever node they ran, before this one takes anything.
+	// Those in Replaces are also asked to stop.
 	After    []claim.WorkloadRef `json:"after,omitempty" proto:"-"`
 	Replaces []claim.WorkloadRef `json:"replaces,omitempty" proto:"-"`
 	// Units are the systemd services that get the workload's secrets as credentials.
@@ -98,7 +98,7 @@ type Exec struct {
 // meshDelay is how long the proxies of other services have to see that one has left the catalog.
 const meshDelay = 3 * time.Second
 
-// Delay is how long a stop waits between the end of the services' registrations and that of the program. The
+// Delay is how long a stop waits between the end of the services' registrations and the stop of the program. The
 // specification is valid.
 func (s *Spec) Delay() time.Duration {
 	if d, err := time.ParseDuration(s.ShutdownDelay); err == nil {
@@ -140,8 +140,7 @@ func (s Spec) Equal(o Spec) bool {
 	return errA == nil && errB == nil && bytes.Equal(a, b)
 }
 
-// UID is that of the user that owns the workload's secrets. A number need not be in the system's user
-// database.
+// UID is the id of the user that owns the workload's secrets. A number need not be in the system's user database.
 func (s *Spec) UID() (int, error) {
 	name := s.User
 	if name == "" && s.Exec != nil {

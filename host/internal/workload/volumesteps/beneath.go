@@ -88,7 +88,7 @@ func (p *paths) removeEmpty(path string) error {
 func (p *paths) clearPath(ref claim.VolumeRef, path string) error {
 	_, err := p.setAside(ref, path)
 	if stays := (*os.LinkError)(nil); errors.As(err, &stays) {
-		// The volume is unmounted, so its claim may be released. The next start says what is in its way.
+		// The volume is unmounted, so its claim may be released. The next start reports what is in its way.
 		p.log.Error("files beneath a volume's mount point could not be moved aside", "volume", ref, "error", err)
 		return nil
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 )
 
-// ErrClaimsLost says that the ledger has released claims that the workload had.
+// ErrClaimsLost means that the ledger has released claims that the workload had.
 var ErrClaimsLost = errors.New("the ledger has released its claims, and other workloads may have the volumes")
 
 // Claims are what this node's workloads have of the ledger: the right to use volumes.
@@ -48,8 +48,8 @@ func (c *Claims) Want(ctx context.Context, set *Set) (want []claim.Claim, err er
 
 // Granted records what the ledger has granted under the lease of an epoch. A start that continues after the host was
 // away must get the claims that it had: under other claims, what it has mounted is from a time when another workload
-// may have had the volume in between. What is mounted is what was claimed: the volume may have been redefined since
-// it was read. It fails if a driver would get too many volumes.
+// may have had the volume in between. The claimed volume is mounted: the volume may have been redefined since it was
+// read. It fails if a driver would get too many volumes.
 func (c *Claims) Granted(ctx context.Context, set *Set, started command.StartWorkloadResult, epoch uint64) error {
 	var absent, lost []claim.VolumeRef
 	var claimed []*Volume // by this start
@@ -173,7 +173,7 @@ func checkFlags(driver drivers.Driver, of claim.Definition, options claim.MountO
 	return nil
 }
 
-// override returns the volume's mount options with those that the request sets in their place.
+// override returns the volume's mount options with the request's options in their place.
 func override(volume, request claim.MountOptions) claim.MountOptions {
 	if request.FSType != "" {
 		volume.FSType = request.FSType
@@ -204,9 +204,8 @@ func merge(all []claim.Claim, c claim.Claim) ([]claim.Claim, error) {
 	return all, nil
 }
 
-// modes are those that the request was given before a restart of the host, even if the volume's
-// capabilities have changed since; else the modes of the request, or those of the volume's only
-// capability that fits it.
+// modes are those that the request was given before a restart of the host, even if the volume's capabilities have
+// changed since; else the modes of the request, or the modes of the volume's only capability that fits it.
 func (v *Volume) modes(info claim.Volume) (claim.Capability, error) {
 	if v.Usage.AccessMode != "" {
 		return v.Usage.Modes(), nil
@@ -238,8 +237,8 @@ func capabilities(v claim.Volume) string {
 	return strings.Join(all, ", ")
 }
 
-// Release releases the claims of those volumes of which nothing is left on this node, and waits
-// until the leader has freed them. While others are left it fails, to be retried.
+// Release releases the claims of volumes that have left nothing on this node, and waits until the leader has freed
+// them. While others are left it fails, to be retried.
 func (s *Steps) Release(ctx context.Context, set *Set) error {
 	clean, left := s.Claims.releasable(set)
 	stay, err := s.stillMounted(ctx, set, left)
@@ -266,8 +265,7 @@ func (s *Steps) Release(ctx context.Context, set *Set) error {
 	return err
 }
 
-// releasable returns the claims of those volumes of which nothing is left on this node, and the
-// other volumes.
+// releasable returns the claims of volumes that have left nothing on this node, and the other volumes.
 func (c *Claims) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRef) {
 	set.View(func() {
 		for _, v := range set.Volumes {

@@ -76,7 +76,7 @@ func (set *Set) HasClaims() bool {
 // guarded reports whether the fence unmounts the volume when the lease is over.
 func (v *Volume) guarded() bool { return v.set == nil || v.set.HasClaims() }
 
-// kept says what an unanswered call of the volume holds up.
+// kept names what an unanswered call of the volume holds up.
 func (v *Volume) kept() string {
 	if v.Request.Ephemeral() {
 		return "the workload is not released"
@@ -103,7 +103,7 @@ func (l *limits) ephemeralOf(driver string, set *Set) (placed, fresh []onNode) {
 }
 
 // removeLeftover unmounts what no record explains at a path. An ephemeral volume is unpublished by its driver, which
-// may keep something of it otherwise: the path says which volume it is.
+// may keep something of it otherwise: the path names the volume.
 func (s *Steps) removeLeftover(ctx context.Context, ref claim.VolumeRef, path string) error {
 	driver, w, ephemeral := s.Layout.Ephemeral(path)
 	if !ephemeral {

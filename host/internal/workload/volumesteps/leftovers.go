@@ -64,7 +64,7 @@ func (s *Steps) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Vol
 }
 
 // UnmountLeftovers unmounts what lies below the drivers' folders and no record explains. Only drivers mount there. A
-// volume for which claimed returns true is left to the release of that claim. What is busy stays and is returned.
+// volume for which claimed returns true is left to the release of that claim. Busy mounts stay and are returned.
 func (s *Steps) UnmountLeftovers(ctx context.Context, claimed func(claim.VolumeRef) bool) (left []string, err error) {
 	there, err := mounts.Below(s.Layout.Dir)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrTooMany says that a driver has as many volumes on this node as it takes.
+// ErrTooMany means that a driver has as many volumes on this node as it takes.
 var ErrTooMany = errcode.ResourceExhausted.New("the driver takes no more volumes on this node")
 
 // limits keeps each driver within its max_volumes_per_node (CSI spec, NodeGetInfo).
@@ -121,7 +121,7 @@ func (l *limits) claimedHere(ctx context.Context) ([]onNode, error) {
 	return out, nil
 }
 
-// ofDriver returns those of the volumes that are of a driver.
+// ofDriver returns the driver's volumes.
 func (l *limits) ofDriver(ctx context.Context, set *Set, here []onNode, driver string) (of []onNode, err error) {
 	for _, o := range here {
 		n := slices.IndexFunc(set.Volumes, func(v *Volume) bool { return v.VolumeRef == o.ref })

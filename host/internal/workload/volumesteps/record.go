@@ -78,8 +78,7 @@ func (v *Record) MayBeMounted() bool { return v.Steps[StageStep] != "" || v.Step
 type users struct {
 	Driver string   `json:"driver"`
 	Users  []string `json:"users"`
-	// Done says that the driver has answered with success; until then the call may or may not
-	// have worked.
+	// Done is true if the driver has answered with success; until then the call may or may not have worked.
 	Done           bool               `json:"done,omitempty"`
 	PublishContext map[string]string  `json:"publish_context,omitempty"` // of an attachment
 	Mounted        *mounts.Mount      `json:"mounted,omitempty"`         // of a staging mount

@@ -31,7 +31,7 @@ type unanswered struct {
 }
 
 // flight is a step that may make a call that mounts. When the step is given up while the driver works on the call, the
-// step goes on in its own goroutine: only the driver's answer says whether it has mounted.
+// step goes on in its own goroutine: only the driver's answer reports whether it has mounted.
 type flight struct {
 	call  string
 	since time.Time

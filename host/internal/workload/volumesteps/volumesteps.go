@@ -73,7 +73,7 @@ type Config struct {
 	Log        hclog.Logger
 	// Closing ends when the host stops: then calls to drivers are cancelled.
 	Closing context.Context
-	// Explained reports whether a record of this node's workloads says what is mounted at a path.
+	// Explained reports whether a record of this node's workloads explains a mount at a path.
 	Explained func(path string) bool
 	// Expanded sets Record.Unexpanded of a volume for all workloads of this node.
 	Expanded func(ref claim.VolumeRef, why string)
@@ -177,8 +177,8 @@ type driverCalls struct {
 // withWay is a driver's timeout with some time for the way there and back.
 func withWay(timeout time.Duration) time.Duration { return timeout + timeout/20 }
 
-// call makes one call to the driver of v; wait is how long the driver may take to become
-// healthy. The error says what was tried, on which volume.
+// call makes one call to the driver of v; wait is how long the driver may take to become healthy. The error names the
+// volume and what was tried.
 func (c *driverCalls) call(ctx context.Context, verb string, v *Volume, wait time.Duration,
 	fn func(ctx context.Context, client storage.Client, d drivers.Driver) error,
 ) error {

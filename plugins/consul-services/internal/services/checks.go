@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// checkPrefix returns the prefix of the ids of the service's checks that are ours. Other checks, such as that of
+// checkPrefix returns the prefix of the ids of the service's checks that are ours. Other checks, such as the check of
 // Consul's maintenance mode, are left alone.
 func checkPrefix(id string) string { return "service:" + id }
 

@@ -179,7 +179,7 @@ func sameUpstream(want, have api.Upstream) bool {
 		covers(want.Config, have.Config)
 }
 
-// covers says whether have contains all of an opaque configuration. Both are compared as JSON, so that all number
+// covers reports whether have contains all of an opaque configuration. Both are compared as JSON, so that all number
 // types are equal.
 func covers(want, have map[string]any) bool {
 	if len(want) == 0 {
@@ -193,7 +193,7 @@ func covers(want, have map[string]any) bool {
 	return json.Unmarshal(text, &plain) == nil && within(plain, have)
 }
 
-// within says whether have contains want's value; maps may have more keys. Consul's merge treats an empty value as
+// within reports whether have contains want's value; maps may have more keys. Consul's merge treats an empty value as
 // absent, so the value may then be anything.
 func within(want, have any) bool {
 	if empty(want) {

@@ -99,7 +99,7 @@ func foreignIntentions(name string) error {
 		"consul config delete -kind service-intentions -name %s", name, name)
 }
 
-// repairIntentions restores the intentions of the instances, and sweeps those that this owner has left.
+// repairIntentions restores the intentions of the instances, and sweeps the ones that this owner has left.
 func (p *pass) repairIntentions(ctx context.Context, instances []registration.Instance) error {
 	var mu sync.Mutex
 	note := func(i registration.Instance, action registration.Action, reason string) {
@@ -137,9 +137,9 @@ func (p *pass) repairIntentions(ctx context.Context, instances []registration.In
 	return p.sweepIntentions(ctx, instances)
 }
 
-// sweepIntentions takes back what this owner has written for instances that it has no more. Each is taken back at its
-// end, so this is needed only after a loss of the host's journal, where a host was forced to leave something, and by
-// another host for one that is gone for good, which may be each time that one of that name is gone.
+// sweepIntentions removes this owner's intentions of instances that no longer exist. Each is taken back at its end, so
+// this is needed only after a loss of the host's journal, where a host was forced to leave something, and by another
+// host for one that is gone for good, which may be each time that one of that name is gone.
 func (p *pass) sweepIntentions(ctx context.Context, instances []registration.Instance) error {
 	if len(instances) > 0 && !p.services.sweepDue(held{p.agent.consul, p.owner}) {
 		return nil
@@ -205,8 +205,8 @@ type held struct {
 	owner  registration.Owner
 }
 
-// sweepDue says whether leftovers of intentions are possible: after the start of this process, and after some could not
-// be taken back.
+// sweepDue reports whether leftovers of intentions are possible: after the start of this process, and after some could
+// not be taken back.
 func (s *Services) sweepDue(h held) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

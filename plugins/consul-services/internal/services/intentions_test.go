@@ -66,7 +66,7 @@ func (r *rig) wantEntry(t *testing.T, want string) {
 	}
 }
 
-// allowed says whether Consul lets a service call db.
+// allowed reports whether Consul lets a service call db.
 func (r *rig) allowed(t *testing.T, source string) bool {
 	t.Helper()
 	yes, _, err := r.admin.Connect().IntentionCheck(&api.IntentionCheck{Source: source, Destination: "db"}, nil)

@@ -457,7 +457,7 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// TestFaults checks that errors of a failing Consul have codes that say whether to retry.
+// TestFaults checks that errors of a failing Consul have codes that report whether to retry.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})

@@ -141,12 +141,12 @@ func marked(i registration.Instance, meta map[string]string) map[string]string {
 	return out
 }
 
-// owns says whether a service has the owner's marks.
+// owns reports whether a service has the owner's marks.
 func owns(owner registration.Owner, meta map[string]string) bool {
 	return meta[markSource] == "pannier" && meta[markCluster] == owner.Cluster && meta[markNode] == owner.Node
 }
 
-// foreign says whether a service has the marks of another owner. One without any has lost this node's, which its id
+// foreign reports whether a service has the marks of another owner. One without any has lost this node's, which its id
 // names.
 func foreign(owner registration.Owner, meta map[string]string) bool {
 	return meta[markCluster] != "" && (meta[markCluster] != owner.Cluster || meta[markNode] != owner.Node)

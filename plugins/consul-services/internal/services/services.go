@@ -4,12 +4,12 @@
 // Consul then picks the sidecar's port and checks, keeps the port at each further registration, and removes the
 // two together. The agent updates the catalog.
 //
-// Sync watches the catalog, where every loss becomes visible in the end: the agent removes from the catalog what
-// it has lost, and what others write to the catalog never reaches the agent. Sync queries
-// /v1/internal/ui/node/:node, the only endpoint that returns a node's services and checks together and blocks
-// until one of them changes, so a pass without drift is one query. What is wrong at the agent is registered there
-// again. What is right at the agent but wrong in the catalog gets a moment, since the agent may be about to update
-// the catalog, and is then written to the catalog: an agent that believes to be in sync writes nothing.
+// Sync watches the catalog, where every loss becomes visible in the end: the agent removes from the catalog what it has
+// lost, and what others write to the catalog never reaches the agent. Sync queries /v1/internal/ui/node/:node, the only
+// endpoint that returns a node's services and checks together and blocks until one of them changes, so a pass without
+// drift is one query. A service that is wrong at the agent is registered there again. One that is wrong only in the
+// catalog gets a moment, since the agent may be about to update the catalog, and is then written to the catalog: an
+// agent that believes to be in sync writes nothing.
 //
 // Invariants:
 //   - only services with the owner's marks (Meta pannier-cluster and pannier-node) are removed, and none with the marks
@@ -228,7 +228,7 @@ func (a *agent) register(ctx context.Context, r *api.AgentServiceRegistration, r
 	return a.error(err, "register service %q", r.ID)
 }
 
-// find returns those of the agent's services that exist, by id.
+// find returns the agent's services among the given ones, by id.
 func (a *agent) find(ctx context.Context, ids ...string) (map[string]*api.AgentService, error) {
 	var terms []string
 	for _, id := range ids {

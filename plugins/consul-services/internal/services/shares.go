@@ -74,7 +74,7 @@ const (
 
 func chunkKey(n int) string { return fmt.Sprintf("%s%02d", sharesKey, n) }
 
-// pack writes shares into Meta, in place of those that it has.
+// pack writes shares into Meta, in place of the ones that it has.
 func (s shares) pack(meta map[string]string) (map[string]string, error) {
 	out := map[string]string{}
 	for key, value := range meta {
@@ -211,12 +211,12 @@ func sourcesOf(e *api.ServiceIntentionsConfigEntry) []*api.SourceIntention {
 	return consul.Present(e.Sources)
 }
 
-// sameName says that a source of an entry is a service beside the entry's, as all of ours are. A service of the same
-// name in another namespace, partition or peer is somebody else's.
+// sameName reports whether a source of an entry is a service beside the entry's, as all of ours are. A service of the
+// same name in another namespace, partition or peer is somebody else's.
 func sameName(e *api.ServiceIntentionsConfigEntry, src *api.SourceIntention) bool {
 	return src.Peer == "" && src.SamenessGroup == "" && cmp.Or(src.Namespace, e.Namespace) == e.Namespace &&
 		cmp.Or(src.Partition, e.Partition) == e.Partition
 }
 
-// plain says that a source has nothing but a name and an action, as all of ours.
+// plain reports whether a source has nothing but a name and an action, as all of ours.
 func plain(src *api.SourceIntention) bool { return len(src.Permissions) == 0 && src.Description == "" }

@@ -82,7 +82,7 @@ func (d *differences) none() bool { return len(d.drifted)+len(d.leftover) == 0 }
 
 func (d *differences) count() int { return len(d.drifted) + len(d.leftover) }
 
-// run waits for a change, compares and repairs. index is that of a catalog that matched.
+// run waits for a change, compares and repairs. index is the index of a catalog that matched.
 func (p *pass) run(ctx context.Context, index uint64, wait time.Duration) (uint64, error) {
 	var err error
 	if p.node, err = p.services.node(ctx, p.agent, false); err != nil {
@@ -184,7 +184,7 @@ func (p *pass) leaveForeign(local *view) {
 	}
 }
 
-// settle waits until the catalog matches. What is still wrong after patience is written to the catalog.
+// settle waits until the catalog matches. Remaining differences are written to the catalog after patience.
 func (p *pass) settle(ctx context.Context) (uint64, error) {
 	best, since, pushed := -1, time.Now(), false
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, patience/4) {

@@ -143,7 +143,7 @@ func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesRe
 		strings.Join(all, "; "))
 }
 
-// compareAny compares one capability with each confirmed one. ok says that one matches; otherwise differences has
+// compareAny compares one capability with each confirmed one. ok is true if one matches; otherwise differences has
 // those of all.
 func compareAny(want *csi.VolumeCapability, confirmed []*csi.VolumeCapability) (differences []string, ok bool) {
 	for _, got := range confirmed {

@@ -75,7 +75,7 @@ func TestAskedConnectionIsClosed(t *testing.T) {
 	}
 }
 
-// connected says whether anybody is connected to a driver (proc(5), /proc/net/unix).
+// connected reports whether anybody is connected to a driver (proc(5), /proc/net/unix).
 func connected(t *testing.T, d *faultydriver.Driver) bool {
 	t.Helper()
 	table, err := os.ReadFile("/proc/net/unix")

@@ -86,7 +86,7 @@ func endList(req any, answer protoreflect.Message) {
 	}
 }
 
-// made says which object a driver has made, if an answer that is refused names it.
+// made names the object that a driver has made, if a refused answer names it.
 func made(answer protoreflect.Message) string {
 	if v, ok := answer.Interface().(interface{ GetVolumeId() string }); ok && len(v.GetVolumeId()) <= maxID {
 		return fmt.Sprintf(": it is of the volume with the id %q", v.GetVolumeId())

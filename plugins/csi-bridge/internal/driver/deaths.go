@@ -122,7 +122,7 @@ func (d *deaths) admit(ctx context.Context, c deadly) (release func(), err error
 	return func() { <-d.alone }, nil
 }
 
-// refusal says why a call is not made, and what makes it possible again.
+// refusal explains why a call is not made, and what makes it possible again.
 func (d *deaths) refusal(c deadly) *status.Status {
 	times, ago, _ := d.of(c)
 	return status.New(codes.Internal, fmt.Sprintf(
@@ -131,7 +131,7 @@ func (d *deaths) refusal(c deadly) *status.Status {
 		path.Base(c.method), times, ago.Round(time.Second), (deathsCount-ago).Round(time.Second)))
 }
 
-// mayKill says whether deaths in the RPC count. The questions of the fingerprint are asked always: only they show
+// mayKill reports whether deaths in the RPC count. The questions of the fingerprint are asked always: only they show
 // that a driver is well again.
 func mayKill(method string) bool {
 	return !slices.ContainsFunc(questions, func(r RPC) bool { return r.method == method })

@@ -136,9 +136,9 @@ type run struct {
 	// exhausted counts the last answers that were ResourceExhausted.
 	exhausted int
 	last      error
-	// hung says that an attempt has timed out; the next ones may take all the time that is left.
+	// hung is true if an attempt has timed out; the next ones may take all the time that is left.
 	hung bool
-	// uncertain says that the operation's own RPC was sent and its outcome is unknown.
+	// uncertain is true if the operation's own RPC was sent and its outcome is unknown.
 	uncertain bool
 	inFlight  atomic.Bool // an attempt is being made
 }
@@ -166,7 +166,7 @@ func (r *run) limit() time.Duration {
 	return r.budget()
 }
 
-// judge records how an attempt ended and says whether to retry.
+// judge records how an attempt ended and reports whether to retry.
 func (r *run) judge(err error) error {
 	if err == nil {
 		return nil
@@ -215,7 +215,7 @@ func (r *run) reportRetries() {
 	})
 }
 
-// stopped says that the caller's context ended the run, rather than an answer.
+// stopped is true if the caller's context ended the run, rather than an answer.
 func (r *run) stopped() bool {
 	var failed *callError
 	final := errors.As(r.last, &failed) && failed.answered && !r.op.RPC.retries(failed.status.Code())
@@ -411,10 +411,10 @@ var (
 	VolumeHealth     = RPC{csi.Node_NodeGetVolumeHealth_FullMethodName, "read the health of volume", read}
 )
 
-// retries says whether the call is retried with the same arguments after code. Besides the codes that the spec
-// forbids to retry, Internal and Unknown are not retried: the spec defines no recovery for them, drivers use them
-// for any failure, and repeating a failed mount for two minutes does not help. The call's effect is then
-// uncertain, and the host, which gets the error at once, repeats or reverses the call when it chooses.
+// retries reports whether the call is retried with the same arguments after code. Besides the codes that the spec
+// forbids to retry, Internal and Unknown are not retried: the spec defines no recovery for them, drivers use them for
+// any failure, and repeating a failed mount for two minutes does not help. The call's effect is then uncertain, and the
+// host, which gets the error at once, repeats or reverses the call when it chooses.
 func (r RPC) retries(code codes.Code) bool { return slices.Contains(r.class.retry, code) }
 
 // Timing has the policy's time limits. Only tests change it.

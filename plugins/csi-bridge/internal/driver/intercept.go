@@ -29,7 +29,7 @@ type call struct {
 	diedBefore bool
 }
 
-// DiedBefore says whether the RPC that was just made with ctx had ended the driver at an earlier attempt, maybe one
+// DiedBefore reports whether the RPC that was just made with ctx had ended the driver at an earlier attempt, maybe one
 // of an earlier operation. It is called inside Do.
 func DiedBefore(ctx context.Context) bool {
 	info, ok := ctx.Value(callKey{}).(*call)
@@ -54,7 +54,7 @@ type callError struct {
 func (e *callError) Error() string              { return e.status.Message() }
 func (e *callError) GRPCStatus() *status.Status { return e.status }
 
-// uncertain says that the driver may have done the work without confirming it. Its own DeadlineExceeded and
+// uncertain reports whether the driver may have done the work without confirming it. Its own DeadlineExceeded and
 // Canceled count too: the work that it gave up on may still be in progress.
 func (e *callError) uncertain() bool {
 	code := e.status.Code()

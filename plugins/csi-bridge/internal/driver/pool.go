@@ -251,7 +251,7 @@ func leadsTo(path string) string {
 	return target
 }
 
-// replaced says whether the endpoint leads to another socket than the one that was dialled.
+// replaced reports whether the endpoint leads to another socket than the one that was dialled.
 func (c *Conn) replaced() bool {
 	dialled := c.leads.Load()
 	return dialled != nil && *dialled != leadsTo(c.path)

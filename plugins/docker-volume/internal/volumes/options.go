@@ -44,7 +44,7 @@ const defaultAccess = "single-node-writer"
 type wish struct {
 	use record             // how the volume is used on this host
 	def *hostv1.VolumeSpec // its definition
-	// defines says that options gave the definition; otherwise a volume that exists is used as it is.
+	// defines is true if options gave the definition; otherwise a volume that exists is used as it is.
 	defines bool
 }
 

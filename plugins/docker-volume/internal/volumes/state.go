@@ -32,7 +32,7 @@ type record struct {
 type mount struct {
 	Count int       `json:"n"`
 	At    time.Time `json:"at"` // of the last one
-	// Seen says that a holder was found since, so that its absence means its end.
+	// Seen is true if a holder was found since, so that its absence means its end.
 	Seen bool `json:"seen,omitempty"`
 	// Engine has made the last one; nil: it is not known. Without it, a container that has not started does not.
 	Engine *process `json:"engine,omitempty"`

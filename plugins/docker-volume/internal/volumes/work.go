@@ -141,7 +141,7 @@ func (w *work) awaitChange(ctx context.Context, name, namespace, id string) (hel
 	return held, err
 }
 
-// explain says who has a volume that was waited for.
+// explain names who has a volume that was waited for.
 func (w *work) explain(ctx context.Context, name, namespace, id string, waited time.Duration, last error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -2,7 +2,7 @@
 // that name a variable), without I/O.
 //
 // Invariants:
-//   - the result equals that of `consul connect envoy -bootstrap` for the same proxy; the parity test lists every
+//   - the result equals the output of `consul connect envoy -bootstrap` for the same proxy; the parity test lists every
 //     difference with its reason;
 //   - the message consists of go-control-plane's types, and everything in it, including google.protobuf.Any, is
 //     validated;
@@ -45,8 +45,8 @@ type Proxy struct {
 	Config map[string]any
 	// AccessLogs are the settings in Consul's proxy-defaults; nil: none.
 	AccessLogs *AccessLogs
-	// Admin is the address of the admin API, and Ready that of the readiness endpoint /ready, which needs the admin API;
-	// the zero Endpoint: none.
+	// Admin is the address of the admin API, and Ready the address of the readiness endpoint /ready, which needs the admin
+	// API; the zero Endpoint: none.
 	Admin, Ready Endpoint
 	// Server is Consul's xDS server.
 	Server Server

@@ -152,7 +152,7 @@ func (e notYet) GRPCStatus() *status.Status { return status.Convert(e.error) }
 func (e notYet) Is(target error) bool       { return target == errNotYet }
 func (e notYet) Unwrap() error              { return e.error }
 
-// passing says whether a retry may succeed.
+// passing reports whether a retry may succeed.
 func passing(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded:
@@ -161,8 +161,8 @@ func passing(err error) bool {
 	return errors.Is(err, errNotYet)
 }
 
-// unknownToken says whether Consul answered that the token does not exist. A new token is unknown to an agent for
-// a moment.
+// unknownToken reports whether Consul answered that the token does not exist. A new token is unknown to an agent for a
+// moment.
 func unknownToken(err error) bool {
 	var answer api.StatusError
 	return errors.As(err, &answer) && answer.Code == 403 && strings.Contains(answer.Body, "ACL not found")

@@ -42,7 +42,7 @@ func (g *Generator) server(ctx context.Context, c service.Consul, token string) 
 		return s, status.Errorf(status.Code(err), "grpc_address of Consul %q: %s", c.Name, status.Convert(err).Message())
 	}
 	if s.Socket != "" {
-		// A socket's address has no scheme that says whether it uses TLS.
+		// A socket's address has no scheme that reports whether it uses TLS.
 		s.TLS = c.GRPCCAFile != ""
 	}
 	if s.TLS {
@@ -111,7 +111,7 @@ func reach(ctx context.Context, s envoy.Server) error {
 // quietCall is one that Consul answers, or refuses, without a line in its log.
 const quietCall = "/hashicorp.consul.dataplane.DataplaneService/GetSupportedDataplaneFeatures"
 
-// with says whether gRPC was tried with TLS.
+// with reports whether gRPC was tried with TLS.
 var with = map[bool]string{true: " with TLS", false: " without TLS"}
 
 // verifyChain verifies a server as Envoy does: by its chain, whatever its name is.

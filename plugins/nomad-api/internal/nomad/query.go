@@ -23,7 +23,7 @@ const (
 )
 
 const (
-	// defaultNamespace is that of a request that names none.
+	// defaultNamespace is the namespace of a request that names none.
 	defaultNamespace = "default"
 	// allNamespaces lists those of all namespaces that the caller may see.
 	allNamespaces = "*"

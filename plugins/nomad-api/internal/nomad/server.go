@@ -182,8 +182,8 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	http.Error(w, text, code)
 }
 
-// missing reports whether an error of the API says that there is no such object.
+// missing reports whether an error of the API means that there is no such object.
 func missing(err error) bool { return connect.CodeOf(err) == connect.CodeNotFound }
 
-// denied reports whether an error of the API says that the caller may not.
+// denied reports whether an error of the API means that the caller lacks a permission.
 func denied(err error) bool { return connect.CodeOf(err) == connect.CodePermissionDenied }

@@ -44,7 +44,7 @@ type Input struct {
 	Minted bool           `json:"minted"`
 	Token  string         `json:"token"` // may write ACLs
 	Consul service.Consul `json:"consul"`
-	// Configured says that the agent has a consul block: Consul and Audience are from it.
+	// Configured is true if the agent has a consul block: Consul and Audience are from it.
 	Configured bool   `json:"configured"`
 	Audience   string `json:"audience"`
 	Node       string `json:"node"`
@@ -138,7 +138,7 @@ func (s *setup) run(ctx context.Context) error {
 		return err
 	}
 	if s.Mode == modeApply {
-		// What is in the way is found before anything is changed.
+		// Obstacles are found before anything is changed.
 		first := *s
 		first.Mode, first.report = modeDryRun, Report{}
 		if err := first.settleAll(ctx); err != nil {
@@ -164,7 +164,7 @@ func (s *setup) settleAll(ctx context.Context) error {
 	return s.establish(ctx)
 }
 
-// enabled says whether Consul has ACLs, and that the token may write them.
+// enabled reports whether Consul has ACLs, and that the token may write them.
 func (s *setup) enabled(ctx context.Context) (bool, error) {
 	_, _, err := s.acl.TokenList(s.reading(ctx))
 	switch {

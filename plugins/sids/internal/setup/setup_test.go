@@ -494,7 +494,7 @@ func TestDestroy(t *testing.T) {
 	}
 }
 
-// TestKeysAtURL says whether Consul can fetch the keys.
+// TestKeysAtURL reports whether Consul can fetch the keys.
 func TestKeysAtURL(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -38,8 +38,8 @@ func (r nodeRights) rules() string {
 		"agent_prefix \"\" {\n  policy = \"read\"\n}\n" + mesh
 }
 
-// nodeRules are the rules of the node's policy, in place of those that it has. The policy is for all hosts: what
-// another one needs stays.
+// nodeRules are the rules of the node's policy, in place of the present ones. The policy is for all hosts: what another
+// one needs stays.
 func (s *setup) nodeRules(has string) string {
 	for _, other := range []nodeRights{{}, {gateways: true}, {intentions: true}, {gateways: true, intentions: true}} {
 		if has == other.rules() {
@@ -49,7 +49,7 @@ func (s *setup) nodeRules(has string) string {
 	return nodeRights{s.Gateways, s.Intentions}.rules()
 }
 
-// policy makes sure of a policy; rules returns what its rules should be, in place of those that it has.
+// policy makes sure of a policy; rules returns what its rules should be, in place of the present ones.
 func (s *setup) policy(ctx context.Context, name string, rules func(has string) string) error {
 	object := "policy " + name
 	is, _, err := s.acl.PolicyReadByName(name, s.reading(ctx))

@@ -79,7 +79,7 @@ func (i *Issuer) mint(ctx context.Context, c service.Consul, req identity.Derive
 	return nil, i.privilegedError(err, c, what)
 }
 
-// mayExist says whether Consul may have refused a new token because its accessor is taken. Consul has no code for
+// mayExist reports whether Consul may have refused a new token because its accessor is taken. Consul has no code for
 // that, and several texts: "already in use", and "immutable" if two creations race.
 func mayExist(err error) bool {
 	var answer api.StatusError
@@ -87,7 +87,7 @@ func mayExist(err error) bool {
 		!strings.Contains(answer.Body, "leader")
 }
 
-// checkSubject checks that a token is that of a subject.
+// checkSubject checks that a token belongs to a subject.
 func checkSubject(token *api.ACLToken, s identity.Subject) error {
 	if !describable(s) || subjectOf(token.Description) != s {
 		return fmt.Errorf("belongs to another service: %q", token.Description)
@@ -232,7 +232,7 @@ func checkRequest(req identity.DeriveRequest) error {
 	return nil
 }
 
-// describable says whether subjectOf gets a subject back from its description.
+// describable reports whether subjectOf gets a subject back from its description.
 func describable(s identity.Subject) bool {
 	for _, name := range []string{s.Cluster, s.Node, s.Namespace, s.Workload, s.Service} {
 		if name == "" || strings.ContainsAny(name, "[]") {

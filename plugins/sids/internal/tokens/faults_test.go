@@ -26,7 +26,7 @@ func (w *world) calls(ctx context.Context, t *testing.T, accessor, secret string
 	}
 }
 
-// TestFaults makes Consul fail during each call. The error's code says whether to retry (each error's is tested with
+// TestFaults makes Consul fail during each call. The error's code reports whether to retry (each error's is tested with
 // the pool), and the call works again afterwards.
 func TestFaults(t *testing.T) {
 	t.Parallel()

@@ -21,7 +21,7 @@ import (
 )
 
 // HasKey implements identity.KeyChecker. Consul verifies a JWT's signature before its claims, so its error for one that
-// has expired says whether it has the key. It fetches the keys of a JWKSURL only for a JWT of a key that it does not
+// has expired reports whether it has the key. It fetches the keys of a JWKSURL only for a JWT of a key that it does not
 // know, so it gets one of these first: what it answers afterwards is by what the URL has now.
 func (i *Issuer) HasKey(ctx context.Context, c service.Consul, question string) (bool, error) {
 	what := fmt.Sprintf("ask the auth method %q for a key", c.AuthMethod)

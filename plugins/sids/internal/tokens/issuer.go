@@ -69,8 +69,8 @@ func (i *Issuer) admit(ctx context.Context, c service.Consul, what string) error
 		c.Name, conf.Rate)
 }
 
-// privileged returns a client with the token that may write ACLs. If there is none, the error is
-// FailedPrecondition and says what needs it.
+// privileged returns a client with the token that may write ACLs. If there is none, the error is FailedPrecondition and
+// names what needs it.
 func (i *Issuer) privileged(c service.Consul, what string) (*api.Client, error) {
 	path := i.Get().tokenFiles[c.Name]
 	if path == "" {
@@ -103,8 +103,8 @@ type config struct {
 	Rate      int     `json:"rate" default:"500" doc:"how many tokens are written in a second at most"`
 	Consul    consuls `json:"consul" doc:"by the name of a consul block: its token_file"`
 
-	// tokenFiles are those of both, by the names of the agent's consul blocks. They are read at each use, so they may be
-	// replaced.
+	// tokenFiles are the files of both, by the names of the agent's consul blocks. They are read at each use, so they may
+	// be replaced.
 	tokenFiles map[string]string
 	limiter    *rate.Limiter // of all writes
 }

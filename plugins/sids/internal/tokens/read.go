@@ -101,8 +101,8 @@ func toToken(accessor, description string, created time.Time, expires *time.Time
 	return out
 }
 
-// needsNone says whether a call failed because Consul has ACLs disabled: then there are no tokens, and services
-// need none. If the plugin failed because it has no token of its own, Consul is asked.
+// needsNone reports whether a call failed because Consul has ACLs disabled: then there are no tokens, and services need
+// none. If the plugin failed because it has no token of its own, Consul is asked.
 func (i *Issuer) needsNone(ctx context.Context, c service.Consul, err error) bool {
 	switch status.Code(err) {
 	case codes.Unauthenticated, codes.FailedPrecondition:

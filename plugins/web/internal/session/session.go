@@ -140,7 +140,7 @@ func (k *Keeper) FormToken(s Session) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Posted says whether a form is the session's own.
+// Posted reports whether a form is the session's own.
 func (k *Keeper) Posted(s Session, token string) bool {
 	return hmac.Equal([]byte(token), []byte(k.FormToken(s)))
 }

@@ -30,7 +30,7 @@ type action struct {
 	do      func(ctx context.Context, host *api.Client, t target) error
 	// stops names the workloads that it stops; nil: it stops none.
 	stops func(ctx context.Context, host *api.Client, t target) ([]string, error)
-	// back is the page of the target, and gone says that it is not there afterwards.
+	// back is the page of the target, and gone is true if it is not there afterwards.
 	back func(t target) string
 	gone bool
 }
@@ -156,13 +156,13 @@ type confirmData struct {
 	Target                             target
 	Danger, Typed                      bool
 	Problem                            string
-	// Asked says that the action stops workloads: Stops. StopsWhy says why these are not known.
+	// Asked is true if the action stops workloads: Stops. StopsWhy explains why these are not known.
 	Asked    bool
 	Stops    []string
 	StopsWhy string
 }
 
-// stoppedBy names the workloads, and those that have the claims, each once.
+// stoppedBy names the workloads, and the workloads that have the claims, each once.
 func stoppedBy(workloads []*hostv1.NodeWorkload, claims []*hostv1.Claim) (names []string) {
 	for _, w := range workloads {
 		names = append(names, qualified(w.GetNamespace(), w.GetId()))
@@ -232,7 +232,7 @@ func (s *Site) actionOf(w http.ResponseWriter, r *http.Request, u user) (a actio
 	return a, t, false
 }
 
-// aclsOff says whether ACLs are off and actions are allowed all the same.
+// aclsOff reports whether ACLs are off and actions are allowed all the same.
 func (s *Site) aclsOff(r *http.Request, u user) bool {
 	ctx, cancel := context.WithTimeout(u.as(r.Context()), callTimeout)
 	defer cancel()

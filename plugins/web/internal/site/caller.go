@@ -28,7 +28,7 @@ func (s *Site) who(r *http.Request) user {
 // the plugin's own.
 func (u user) as(ctx context.Context) context.Context { return api.WithCaller(ctx, u.Secret) }
 
-// signedOut says that a call failed since the user has no token, or one that is not known or has ended.
+// signedOut reports whether a call failed because the user has no token, or one that is unknown or has ended.
 func (u user) signedOut(err error) bool {
 	code := connect.CodeOf(err)
 	return code == connect.CodeUnauthenticated || code == connect.CodePermissionDenied && u.Secret == ""

@@ -220,7 +220,7 @@ func (f *facts) examinedOf() (found []finding) {
 	return found
 }
 
-// has says whether a node has a driver; also where that is not known.
+// has reports whether a node has a driver; also where that is not known.
 func (f *facts) has(node, driver string) bool {
 	for _, n := range f.nodes.GetNodes() {
 		if n.GetName() == node {

@@ -15,7 +15,7 @@ import (
 // keptEvents is how many events an agent keeps.
 const keptEvents = 1000
 
-// topics are those of events, as the API names them.
+// topics are the topics of events, as the API names them.
 var topics = []string{"agent", "claim", "device", "driver", "plugin", "service", "snapshot", "volume", "workload"}
 
 // sinces are the choices of how far back the page goes.

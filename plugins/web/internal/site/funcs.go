@@ -109,17 +109,17 @@ func moment(t *timestamppb.Timestamp, show func(at time.Time) string) template.H
 		`">` + show(at) + `</time>`) // digits and units
 }
 
-// ago says how long ago a time was.
+// ago returns how long ago a time was.
 func ago(t *timestamppb.Timestamp) template.HTML {
 	return moment(t, func(at time.Time) string { return roughly(time.Since(at)) + " ago" })
 }
 
-// until says how long it is until a time.
+// until returns how long it is until a time.
 func until(t *timestamppb.Timestamp) template.HTML {
 	return moment(t, func(at time.Time) string { return "in " + roughly(time.Until(at)) })
 }
 
-// left says how long it is until a time, where a heading says of what.
+// left returns how long it is until a time, below a heading that names the time.
 func left(t *timestamppb.Timestamp) template.HTML {
 	return moment(t, func(at time.Time) string { return roughly(time.Until(at)) })
 }

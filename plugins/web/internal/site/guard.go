@@ -50,13 +50,13 @@ func (s *Site) guard(next http.Handler) http.Handler {
 	})
 }
 
-// shared says whether the browser sends its cookies to all ports of this host: without TLS, and by an address or by
+// shared reports whether the browser sends its cookies to all ports of this host: without TLS, and by an address or by
 // localhost. There is no session then; the form to sign in leads to a name of this host's own.
 func (s *Site) shared(r *http.Request) bool {
 	return s.Port && !s.overTLS(r) && frontdoor.KnownHost(r.Host, nil)
 }
 
-// overTLS says whether the browser uses TLS: with this process, or with a proxy in front of it. A client that lies
+// overTLS reports whether the browser uses TLS: with this process, or with a proxy in front of it. A client that lies
 // about the latter changes its own cookie only.
 func (s *Site) overTLS(r *http.Request) bool {
 	return s.TLS || r.Header.Get("X-Forwarded-Proto") == "https"

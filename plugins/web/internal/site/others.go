@@ -79,7 +79,7 @@ type pluginsData struct {
 	// Node alone is shown; empty: all nodes are.
 	Node    string
 	Choices []string
-	// ChoicesWhy says why other nodes are not shown.
+	// ChoicesWhy explains why other nodes are not shown.
 	ChoicesWhy string
 	Nodes      []nodePlugins
 }
@@ -91,7 +91,7 @@ type nodePlugins struct {
 	Plugins    []*hostv1.Plugin
 	// Waits: it is asked a moment after the page has opened.
 	Waits bool
-	// Why says why its plugins are not known; empty: they are.
+	// Why explains why its plugins are not known; empty: they are.
 	Why string
 }
 
@@ -103,7 +103,8 @@ func (d pluginsData) Count() (n int) {
 	return n
 }
 
-// plugins shows those of all nodes, or of one. The first answer has this node's only, and the stream adds the others'.
+// plugins shows the plugins of all nodes, or of one. The first answer has this node's only, and the stream adds the
+// others'.
 func (s *Site) plugins(ctx context.Context, _ user, r *http.Request) (any, error) {
 	d := pluginsData{Node: nodeOf(r)}
 	first, err := s.host.pluginsOf(ctx, d.Node)

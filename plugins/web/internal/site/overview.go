@@ -20,7 +20,7 @@ type overviewData struct {
 	Problems []finding
 	// Hidden are the checks that the user's token does not allow.
 	Hidden []string
-	// Unexamined: the problems are without those of this host.
+	// Unexamined is true if this host's problems are not among them.
 	Unexamined bool
 	Nodes      []*hostv1.Node
 	Leader     string

@@ -14,7 +14,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// view is a page: its template, what it shows, and how often it is made anew when nothing is known to have changed, for
+// view is a page: its template, what it shows, and how often it is remade when nothing is known to have changed, for
 // what changes with time alone.
 type view struct {
 	name  string
@@ -115,7 +115,7 @@ func (s *Site) toSignIn(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, "/sign-in?to="+url.QueryEscape(r.URL.RequestURI()), http.StatusSeeOther)
 }
 
-// settle is how long changes are collected before a page is made anew.
+// settle is how long changes are collected before a page is remade.
 const settle = 100 * time.Millisecond
 
 // stream sends the content of a page whenever it is another one, as server-sent events. It ends when the reader is

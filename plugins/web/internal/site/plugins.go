@@ -74,7 +74,7 @@ type servicesData struct {
 
 	Services []serviceRow
 	Tokens   []*hostv1.Token
-	// TokensWhy says why none are shown.
+	// TokensWhy explains why none are shown.
 	TokensWhy string
 }
 

@@ -22,7 +22,7 @@ type Config struct {
 	Actions bool
 	// ActionsWithoutACLs allows it where ACLs are off, too: not everybody on this machine reaches the socket.
 	ActionsWithoutACLs bool
-	// TLS says that the listener has TLS; Port that it has a port of this host, which others have, too.
+	// TLS is true if the listener has TLS. Port is true if it has a port of this host, beside others' ports.
 	TLS, Port bool
 	// Hosts are the names by which browsers may call the pages, besides localhost and IP addresses.
 	Hosts []string

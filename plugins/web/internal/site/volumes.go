@@ -24,7 +24,7 @@ type volumesData struct {
 	Page, Pages, From, To            int
 	Total                            int64
 	States                           []string
-	// Usage says that the list has how full the mounted volumes are, which takes a question to each.
+	// Usage is true if the list has how full the mounted volumes are, which takes a question to each.
 	Usage bool
 }
 
@@ -32,7 +32,7 @@ type volumesData struct {
 type row struct {
 	*hostv1.Volume
 	Usage *hostv1.VolumeUsage
-	// Notes say what is wrong with it.
+	// Notes name what is wrong with it.
 	Notes []string
 }
 
@@ -179,9 +179,9 @@ type volumeData struct {
 	Events     []event
 	EventsWhy  string
 	Snapshots  []*hostv1.Snapshot
-	// SnapshotsWhy says why none are shown.
+	// SnapshotsWhy explains why none are shown.
 	SnapshotsWhy string
-	// CanSnapshot and CanDelete say whether a controller of the driver can.
+	// CanSnapshot and CanDelete report whether a controller of the driver can.
 	CanSnapshot, CanDelete bool
 	// Nodes have claims, each once.
 	Nodes []string

@@ -13,14 +13,14 @@ import (
 )
 
 type workloadsData struct {
-	// All are those of the cluster: what needs a look comes first.
+	// All are the cluster's workloads: the ones that need a look come first.
 	All []*hostv1.Workload
 	// Silent are the nodes whose workloads are not shown, with the reason.
 	Silent []string
 }
 
-// workloads shows those of all nodes. The first answer has what the ledger knows of other nodes, and the stream what
-// they say themselves.
+// workloads shows the workloads of all nodes. The first answer has what the ledger knows of other nodes, and the stream
+// what they say themselves.
 func (s *Site) workloads(ctx context.Context, _ user, r *http.Request) (any, error) {
 	res, err := s.host.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: "*"})
 	if err != nil {

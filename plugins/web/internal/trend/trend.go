@@ -52,7 +52,7 @@ func (r Ring) Read(ctx context.Context) ([]Sample, error) {
 	return decode(value), nil
 }
 
-// decode ignores what it cannot read: the ring starts anew then.
+// decode ignores what it cannot read: the ring starts empty then.
 func decode(value []byte) (all []Sample) {
 	if json.Unmarshal(value, &all) != nil {
 		return nil

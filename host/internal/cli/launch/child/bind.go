@@ -157,7 +157,7 @@ func (v volumes) enter(dir int, above, name string, open func(dir int, name stri
 	return fd, nil
 }
 
-// writers says who can write in a directory besides root; empty: nobody. Another user than root who may rule the host
+// writers names who can write in a directory besides root; empty: nobody. Another user than root who may rule the host
 // by sudo counts: the program may be that user's.
 func writers(dir *unix.Stat_t) string {
 	switch {

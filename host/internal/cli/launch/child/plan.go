@@ -2,10 +2,10 @@ package child
 
 // Plan is what the child does. It is passed through a pipe, so that it is not visible in an argument list.
 type Plan struct {
-	// Join says that the child enters the given mount namespace, where everything is bound already. The parent sets it.
+	// Join is true if the child enters the given mount namespace, where everything is bound already. The parent sets it.
 	Join   bool    `json:"join,omitempty"`
 	Mounts []Mount `json:"mounts"`
-	// Look says that the child binds nothing and, in place of executing the program, only finds it. The parent sets it.
+	// Look is true if the child binds nothing and, in place of executing the program, only finds it. The parent sets it.
 	Look bool `json:"look,omitempty"`
 	// VolumesDir is where the host mounts all volumes. The namespace's copies of these mounts are unmounted. Empty:
 	// there are none.
@@ -26,9 +26,9 @@ type Mount struct {
 	Source      string `json:"source"`
 	Destination string `json:"destination"`
 	ReadOnly    bool   `json:"read_only"`
-	// Block says that the source is a device or another file, not a folder.
+	// Block is true if the source is a device or another file, not a folder.
 	Block bool `json:"block"`
-	// SUID and Dev say that set-user-ID programs and device files in it work, unless the source's own mount has nosuid
+	// SUID and Dev are true if set-user-ID programs and device files in it work, unless the source's own mount has nosuid
 	// or nodev.
 	SUID bool `json:"suid,omitempty"`
 	Dev  bool `json:"dev,omitempty"`
@@ -51,7 +51,7 @@ const (
 	CodeNotFound      = 127
 )
 
-// Error says why the program did not run.
+// Error explains why the program did not run.
 type Error struct {
 	// Code is CodeNotRun, CodeNotExecutable or CodeNotFound.
 	Code int
