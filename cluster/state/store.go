@@ -49,8 +49,8 @@ type generation struct {
 	last *shared // the snapshot after the last commit
 }
 
-// shared is a snapshot that all readers between two commits share. It is made after each commit, since Badger waits with
-// a new one for commits that are under way, and a disk that hangs does not end them.
+// shared is a snapshot that all readers between two commits share. It is made after each commit, because a new one of
+// Badger waits for commits that are under way, and a disk that hangs does not end them.
 type shared struct {
 	txn     *badger.Txn
 	holders int // its readers, and the generation while it is the last; guarded by the generation's mu

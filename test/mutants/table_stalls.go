@@ -5,6 +5,20 @@ const stallsSuite = "./test/suite/stalls"
 // stalls are planted bugs of what fails around an agent.
 var stalls = []mutant{
 	{
+		name: "readers-wait-for-commits", promise: "a disk that hangs lets people look",
+		in: "cluster/state", decl: "Store.View",
+		old: "snapshot := g.enter()",
+		new: "snapshot := &shared{txn: g.db.NewTransaction(false), holders: 1}",
+		pkg: stallsSuite, run: "^TestHost$/^group$/^disks$/while_it_is_written",
+	},
+	{
+		name: "record-written-under-its-lock", promise: "a disk that hangs lets people look",
+		in: "host/internal/workload", decl: "instance.saveOr",
+		old: "	i.mu.Unlock()\n	if !i.forgotten {\n		err = i.journal.Update(func(tx *journal.Tx) error {\n			return journal.Bucket[json.RawMessage](records).Put(tx, key(i.ref), (*json.RawMessage)(&raw))\n		})\n	}\n	i.mu.Lock()\n",
+		new: "	if !i.forgotten {\n		err = i.journal.Update(func(tx *journal.Tx) error {\n			return journal.Bucket[json.RawMessage](records).Put(tx, key(i.ref), (*json.RawMessage)(&raw))\n		})\n	}\n",
+		pkg: stallsSuite, run: "^TestHost$/^group$/^disks$/while_it_is_written",
+	},
+	{
 		name: "term-not-repeated", promise: "a disk that fails does not take the agent along",
 		in: "cluster/raftnode", decl: "stable.repeat",
 		old: "			if err == nil {\n				return nil\n			}\n",
