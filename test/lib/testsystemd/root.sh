@@ -26,6 +26,7 @@ node() { mknod -m "$1" "dev/$2" "$3" "$4" "$5"; }
 node 666 null c 1 3; node 666 zero c 1 5; node 666 full c 1 7
 node 666 random c 1 8; node 666 urandom c 1 9; node 666 tty c 5 0
 node 660 loop-control c 10 237; node 666 fuse c 10 229; node 660 autofs c 10 235
+node 600 mem c 1 1 # as in a privileged container: its loop devices are not given to it (see mountuse)
 for n in $(seq 0 127); do node 660 "loop$n" b 7 "$n"; done
 mount -t proc proc proc
 mount --bind proc/sys proc/sys
