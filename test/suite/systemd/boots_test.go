@@ -64,7 +64,7 @@ RestartSec=1s`)
 func (b *boots) during(what func()) {
 	b.t.Helper()
 	program := bootKills[b.rand.IntN(len(bootKills))]
-	after := time.Duration(b.rand.Int64N(int64(5 * time.Second)))
+	after := time.Duration(b.rand.Int64N(int64(2 * time.Second)))
 	done := make(chan struct{})
 	var killer sync.WaitGroup
 	killer.Go(func() {
