@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	goplugin "github.com/hashicorp/go-plugin"
@@ -43,16 +44,16 @@ func serve(mode string, info sdk.Info, kind sdk.Plugin) {
 			return config, err
 		},
 		GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
-			return grpc.NewServer(append(opts, grpc.StatsHandler(&connections{mode: mode}), grpc.UnaryInterceptor(p.call))...)
+			return grpc.NewServer(append(opts, grpc.StatsHandler(&connections{p}), grpc.UnaryInterceptor(p.call))...)
 		},
 	})
 }
 
-// connections ends the process of the mode "one-host" with its first connection.
-type connections struct{ mode string }
+// connections ends the process of the mode "one-host" with its first connection, unless it is stopped.
+type connections struct{ p *ownService }
 
 func (c *connections) HandleConn(_ context.Context, s stats.ConnStats) {
-	if _, ends := s.(*stats.ConnEnd); ends && c.mode == "one-host" {
+	if _, ends := s.(*stats.ConnEnd); ends && c.p.mode == "one-host" && !c.p.stopped.Load() {
 		os.Exit(0)
 	}
 }
@@ -68,9 +69,10 @@ type ownService struct {
 	info sdk.Info
 	kind sdk.Plugin
 
-	calls sync.WaitGroup // in flight
-	mu    sync.Mutex
-	asked int
+	stopped atomic.Bool
+	calls   sync.WaitGroup // in flight
+	mu      sync.Mutex
+	asked   int
 }
 
 func (p *ownService) Info(context.Context, *pluginv1.InfoRequest) (*pluginv1.InfoResponse, error) {
@@ -94,6 +96,7 @@ func (p *ownService) Configure(ctx context.Context, req *pluginv1.ConfigureReque
 }
 
 func (p *ownService) Stop(context.Context, *pluginv1.StopRequest) (*pluginv1.StopResponse, error) {
+	p.stopped.Store(true)
 	time.AfterFunc(10*time.Millisecond, p.exit)
 	return &pluginv1.StopResponse{}, nil
 }
