@@ -30,7 +30,7 @@ func newBoots(t *testing.T, seed uint64) *boots {
 	b.helpers()
 	b.packaged("pannier-workload@.service")
 	b.Boot()
-	for _, id := range []string{"fstab", "lazy", "unit", "work"} {
+	for _, id := range []string{"fstab", "lazy", "unit", "state"} {
 		b.create(id)
 	}
 	b.Write("/etc/fstab", `
@@ -42,16 +42,16 @@ What=pannier:unit
 Where=/unit
 Type=pannier`)
 	b.Write("/etc/pannier/workloads/app.hcl", `workload "app" {
-  volume "work" {
-    source      = "work"
-    destination = "/work"
+  volume "state" {
+    source      = "state"
+    destination = "/state"
   }
 }`, 0o644)
 	b.unit("app.service", `[Unit]
 Requires=pannier-workload@app.service
 After=pannier-workload@app.service
 [Service]
-ExecStart=/bin/sh -c 'echo started >>/work/starts && exec sleep infinity'
+ExecStart=/bin/sh -c 'echo started >>/state/starts && exec sleep infinity'
 Restart=on-failure
 RestartSec=1s`)
 	b.Write("/etc/systemd/system/app.service.d/pannier.conf",
@@ -98,7 +98,7 @@ func (b *boots) check() {
 			b.t.Errorf("boot %d: %s is mounted %d times", b.n, path, n)
 		}
 	}
-	for _, id := range []string{"fstab", "unit", "lazy", "work"} {
+	for _, id := range []string{"fstab", "unit", "lazy", "state"} {
 		if !b.claimed(id) {
 			b.t.Errorf("boot %d: volume %s is mounted, and nobody has claimed it", b.n, id)
 		}
