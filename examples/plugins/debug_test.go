@@ -3,6 +3,7 @@ package plugins_test
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,20 +18,28 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
+// debugged starts a plugin as its author does under a debugger, with a variable that makes it wait for an agent. It
+// returns the command and what that prints.
+func debugged(t *testing.T, program, variable string) (*exec.Cmd, io.Reader) {
+	t.Helper()
+	cmd := exec.Command(program)
+	cmd.Env = append(os.Environ(), variable, "TMPDIR="+t.TempDir())
+	said := must(cmd.StdoutPipe())(t)
+	must(0, cmd.Start())(t)
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd, said
+}
+
 // A plugin runs under a debugger and the agent uses that process. It may be halted in the middle of a call
 // for as long as the call may take, and then continues.
 func TestPluginThatIsDebugged(t *testing.T) {
 	t.Parallel()
 	testbin.RequireRoot(t, "a plugin under a debugger")
 	program := testbin.BuildDir(t, "dirs")
-	author := exec.Command(program)
-	author.Env = append(os.Environ(), "PANNIER_PLUGIN_DEBUG=1", "TMPDIR="+t.TempDir())
-	said := must(author.StdoutPipe())(t)
-	must(0, author.Start())(t)
-	t.Cleanup(func() {
-		_ = author.Process.Kill()
-		_ = author.Wait()
-	})
+	author, said := debugged(t, program, "PANNIER_PLUGIN_DEBUG=1")
 	env := ""
 	for lines := bufio.NewScanner(said); env == "" && lines.Scan(); {
 		if text := strings.TrimSpace(lines.Text()); strings.HasPrefix(text, "PANNIER_REATTACH_PLUGINS='") {

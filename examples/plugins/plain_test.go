@@ -44,14 +44,7 @@ func TestPlainIsDebugged(t *testing.T) {
 	t.Parallel()
 	testbin.RequireRoot(t, "an agent with a plugin under a debugger")
 	program := testbin.BuildDir(t, "plain")
-	author := exec.Command(program)
-	author.Env = append(os.Environ(), "PLAIN_DEBUG=1", "TMPDIR="+t.TempDir())
-	said := must(author.StdoutPipe())(t)
-	must(0, author.Start())(t)
-	t.Cleanup(func() {
-		_ = author.Process.Kill()
-		_ = author.Wait()
-	})
+	_, said := debugged(t, program, "PLAIN_DEBUG=1")
 	line := must(bufio.NewReader(said).ReadString('\n'))(t)
 	if !strings.HasPrefix(line, `{"plain":{"Addr":{"Network":"unix"`) {
 		t.Fatalf("it printed %q", line)

@@ -19,7 +19,6 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 var callChecks = []*Check{
@@ -182,12 +181,8 @@ func checkCancel(ctx context.Context, r *run, c *checking, p *process) error {
 	ended()
 	// The caller's side ends at once. Whether the plugin's side has ended shows when the process stops, because
 	// that waits for calls.
-	stopCtx, cancelStop := context.WithTimeout(ctx, callTime)
-	defer cancelStop()
-	if hangUp, err := wire.Stop(stopCtx, p.conn); err != nil {
-		return fmt.Errorf("stop: %w", err)
-	} else if hangUp {
-		_ = p.conn.Close()
+	if err := p.askToStop(ctx); err != nil {
+		return err
 	}
 	if !p.ended(afterCancel) {
 		return fmt.Errorf("calls that were cancelled %v ago still hold up the end of its process", afterCancel)

@@ -156,15 +156,25 @@ func (p *process) configure(ctx context.Context, config []byte) error {
 	return nil
 }
 
-// stop asks the process to end and waits for it.
-func (p *process) stop(ctx context.Context) error {
+// askToStop asks the process to end, and hangs up if it waits for that.
+func (p *process) askToStop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	began := time.Now()
-	if hangUp, err := wire.Stop(ctx, p.conn); err != nil {
+	hangUp, err := wire.Stop(ctx, p.conn)
+	if err != nil {
 		return fmt.Errorf("stop: %w", err)
-	} else if hangUp {
+	}
+	if hangUp {
 		_ = p.conn.Close()
+	}
+	return nil
+}
+
+// stop asks the process to end and waits for it.
+func (p *process) stop(ctx context.Context) error {
+	began := time.Now()
+	if err := p.askToStop(ctx); err != nil {
+		return err
 	}
 	if !p.ended(stopTime - time.Since(began)) {
 		return fmt.Errorf("it still runs %v after Stop", stopTime)
