@@ -66,7 +66,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		}
 	}
 	var err error
-	if cfg.Plugins, err = debugged(named(configured(a.cfg), a.cfg), a.cfg.DataDir); err != nil {
+	if cfg.Plugins, err = a.pluginsOf(a.cfg); err != nil {
 		return err
 	}
 	a.plugins = supervisor.New(cfg)
@@ -83,6 +83,11 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	a.devices = devices.New(a.catalog, a.events, a.log.Named("devices"))
 	a.closers.loop(ctx, a.devices.Run)
 	return nil
+}
+
+// pluginsOf returns the plugins that run with a configuration.
+func (a *agent) pluginsOf(cfg *config.Agent) ([]supervisor.Plugin, error) {
+	return debugged(named(configured(cfg), cfg), a.cfg.DataDir)
 }
 
 // configured returns the plugins of a configuration.

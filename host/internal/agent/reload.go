@@ -97,7 +97,7 @@ func (a *agent) reload(ctx context.Context) (done *hostv1.ReloadResponse, err er
 	if err := Check(next); err != nil {
 		return done, fmt.Errorf("%w: %w", errConfiguration, err)
 	}
-	plugins, err := debugged(named(configured(next), next), a.cfg.DataDir)
+	plugins, err := a.pluginsOf(next)
 	if err != nil {
 		return done, err
 	}
